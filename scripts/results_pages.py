@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polyfed.config.protocol import Protocol
-from polyfed.registry import METHODS
 from polyfed.report.benchmark_page import Wanted
 from polyfed.report.benchmark_page import to_markdown as benchmark_page
 from polyfed.report.benchmark_results import SettingResult, read_processor_time, read_results
@@ -179,25 +178,13 @@ def _page_of_suite(suite: str) -> str:
     protocol = Protocol.load(ROOT / "suites" / suite)
     folder = RESULTS / f"benchmark-{suite}"
     found = settings(suite)
-    wanted = {name: _wanted(found.get(name)) for name in protocol.settings}
+    wanted = {name: Wanted((), ()) for name in protocol.settings}
     page = benchmark_page(protocol.title, list(found.values()), read_processor_time(folder), wanted, protocol.primary)
     title, _, rest = page.partition("\n")
     files = " · ".join(f"[{name}]({folder.name}/{name}.json)" for name in [*found, "processor-seconds"])
     command = f"    polyfed benchmark suites/{suite} --results docs/results/{folder.name}"
     about = "The command runs all of it; what each part of this page is: [benchmarks]"
     return f"{title}\n\n{command}\n\n{about}(../benchmark.md#result). JSON: {files}\n{rest}"
-
-
-def _wanted(one: SettingResult | None) -> Wanted:
-    if one is None:
-        return Wanted((), ())
-    readings = {row.method for row in one.methods if row.method in METHODS and _is_reading(row.method)}
-    return Wanted((), (), sorted(readings))
-
-
-def _is_reading(method: str) -> bool:
-    reading: bool = METHODS[method].card.reading
-    return reading
 
 
 def _list_of_all() -> str:

@@ -13,10 +13,10 @@ from polyfed.errors import ConfigError
 from polyfed.report.plot_style import FigureWithData
 from tests.helpers.readable import unreadable
 
-RECORDS = ["curves", "clients", "architectures", "sizes", "variants"]
+RECORDS = ["curves", "clients", "architectures", "sizes"]
 STEMS = [
     "accuracy-by-round", "accuracy-by-bytes", "accuracy-by-seconds", "accuracy-per-client", "accuracy-by-architecture",
-    "accuracy-by-size", "variants", "labels", "cka", "cka-means", "tsne",
+    "accuracy-by-size", "labels", "cka", "cka-means", "tsne",
 ]  # fmt: skip
 
 

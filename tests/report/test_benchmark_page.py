@@ -128,9 +128,8 @@ def test_what_is_lacking_is_told() -> None:
     }
     page = to_markdown("Two", [setting("one", "accuracy")], {}, wanted)
     assert "Not finished: one (seed 3 of local, seed 3 of above, fd); two." in page
-    page = to_markdown("Two", [setting("one", "accuracy")], {}, {"one": Wanted(["above"], [0], readings=["above"])})
+    page = to_markdown("Two", [setting("one", "accuracy")], {}, {"one": Wanted(["above"], [0])})
     assert "Not finished" not in page
-    assert "Readings of papers whose formulas, or code, were not at hand: above." in page
 
 
 def test_what_lies_below_local_has_gained_nothing() -> None:

@@ -22,7 +22,7 @@ from polyfed.report.comparison_tables import (
     to_text,
     write,
 )
-from polyfed.report.figures import axes_of, curve_drawings, variants
+from polyfed.report.figures import axes_of, clients, curve_drawings
 from polyfed.report.html_report import page
 from polyfed.report.run_records import load_runs
 
@@ -78,17 +78,6 @@ def test_text_shows_the_numbers_and_fits(two_by_two: Path) -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_client_whose_single_row_weighs_much_is_named(make: Any) -> None:
-    """Two clients of 1 and 9 test rows: each row of the first is 50 points of the mean."""
-    rows = [
-        {"id": number, "architecture": "cnn", "samples": 9, "test_samples": count, "accuracy": 0.5}
-        for number, count in enumerate((1, 9))
-    ]
-    make("local", clients_table=rows, client_names=["tiny", "north"])
-    (note,) = [note for note in section_of(make.root).notes if "few test rows" in note]
-    assert note.startswith("few test rows: client 0 ('tiny') has 1, each 50.0 points of the mean over clients; client")
-
-
 @pytest.mark.parametrize("width", [80, 100])
 def test_long_names_wrap_and_wide_tables_are_cut(make: Any, width: int) -> None:
     more = {"accuracy_best_by_validation": 0.5, "refused": 3, **figures(0.3, 0.2)}
@@ -106,25 +95,17 @@ def test_long_names_wrap_and_wide_tables_are_cut(make: Any, width: int) -> None:
     assert sum(block.count("vs Local") for block in blocks) == sum(block.count("refused") for block in blocks) == 1
 
 
-def test_intervals_and_the_best_rival(make: Any) -> None:
+def test_intervals(make: Any) -> None:
     values = {"local": (0.9, 0.95, 1.0), "fedavg": (0.5, 0.6, 0.7), "fedgh": (0.7, 0.6, 0.65), "fedin": (0.6, 0.8, 0.7)}
     make_all(make, values, accuracy_best_by_validation=0.5)
-    make("fedrep-0", "fedrep", 0, (0.99,))  # the highest, on one of the three seeds only
     section = section_of(make.root)
     rows = {row["name"]: row for row in section.rows.to_dict("records")}
     t = 4.302652730  # t(0.975, 2)
     assert rows["fedin"]["accuracy_margin"] == pytest.approx(t * 0.1 / 3**0.5)  # s = 0.1
     assert rows["fedin"]["difference"] == pytest.approx(-0.25)  # of -0.3, -0.15 and -0.3
     assert rows["fedin"]["difference_margin"] == pytest.approx(t * 0.05)  # s = 0.15 / sqrt(3)
-    assert {name: row["rival"] for name, row in rows.items()} == {
-        "local": "", "fedavg": "fedin", "fedgh": "fedin", "fedin": "fedgh", "fedrep": "fedgh",
-    }  # fmt: skip
-    fedgh = rows["fedgh"]
-    assert (fedgh["rival_difference"], fedgh["rival_seeds"]) == (pytest.approx(-0.05), [0, 1, 2])  # +0.1, -0.2, -0.05
-    assert fedgh["rival_difference_margin"] == pytest.approx(t * 0.15 / 3**0.5)
-    assert rows["fedrep"]["rival_difference_margin"] is None
     text = to_markdown(compared(make.root))
-    assert "| fedin | [45.16, 94.84] | [50.00, 50.00] | [-46.51, -3.49] | fedgh |" in text
+    assert "| fedin | [45.16, 94.84] | [50.00, 50.00] | [-46.51, -3.49] |" in text
     assert "| local | [82.58, 100.00] |" in text  # 107.42 can be no accuracy
 
 
@@ -258,17 +239,6 @@ def test_different_data_or_rounds_are_different_tables(make: Any) -> None:
         "digits (dirichlet, dirichlet_alpha=0.1), 2 clients, 1 rounds",
         "digits (dirichlet, dirichlet_alpha=0.5, max_train_per_client=50), 2 clients, 1 rounds",
     ]
-
-
-def test_a_column_that_says_what_another_says_is_not_shown(make: Any) -> None:
-    make_all(make, {"local": (0.5, 0.5), "fedgh": (0.6, 0.6)}, accuracy_best_by_validation=0.5)
-    for path in make.root.glob("fedgh*/result.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"accuracy_best_by_validation": 0.6}))
-    markdown = to_markdown(compared(make.root))
-    assert "| method | accuracy | vs Local | std clients | min client | received | bytes up | bytes down |" in markdown
-    assert "- not shown, as another column says the same: best by valid. (as accuracy)\n" in markdown
-    make("fedavg-0", "fedavg", 0, (0.6,), accuracy_best_by_validation=0.7)
-    assert "best by valid. |" in to_markdown(compared(make.root))
 
 
 def test_stages_and_settings_of_their_own_are_named(make: Any) -> None:
@@ -406,7 +376,7 @@ def test_tables_and_figures_name_the_round_whose_scores_they_have(make: Any, rou
     when = "after the best round by validation" if round == "best" else "after the last round"
     other = {"best": "last round", "last": "best round"}[round]
 
-    said = [section_of(make.root).notes[0], *(drawing.data["about"] for drawing in variants(runs))]
+    said = [section_of(make.root).notes[0], *(drawing.data["about"] for drawing in clients(runs))]
     said.append(page(runs, compared(make.root)))
     assert len(said) == 3
     assert all(when in text and other not in text for text in said), said

@@ -20,7 +20,6 @@ from polyfed.report.figures import (
     curve_drawings,
     curves,
     sizes,
-    variants,
 )
 from polyfed.report.frames import by_architecture, client_frame, curve_frame, ranked
 from polyfed.report.grouping import Group, group_runs
@@ -92,7 +91,7 @@ def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path) -> None:
 
 
 def test_a_method_keeps_its_color_in_all_figures_of_a_folder(make: Any) -> None:
-    """FedGH's: beside FedAvg, without it in another experiment, as line, bar and mark, whoever is not finished."""
+    """FedGH's: beside FedAvg, without it in another experiment, as line and mark, whoever is not finished."""
     make("a", "local")
     make("b", "fedavg")
     make("c", "fedgh", clients_table=[{"id": 0, "architecture": "x", "samples": 5, "accuracy": 0.5}])
@@ -107,9 +106,6 @@ def test_a_method_keeps_its_color_in_all_figures_of_a_folder(make: Any) -> None:
     assert len(of_fedgh) == 4
     assert {line.get_color() for line in (*of_fedgh, marks.figure.axes[0].lines[0])} == {style["color"]}
     assert len({line.get_color() for line in drawn}) == 3, "black is Local's"
-    bars = [patch for one in variants(runs) for patch in one.figure.axes[0].patches]
-    faces = [bar.get_facecolor()[:3] for bar in bars if bar.get_gid() == "fedgh"]
-    assert faces == [pytest.approx(bar_style(2)["facecolor"])] * 2
 
 
 @pytest.mark.parametrize(("methods", "bands"), [(6, 6), (7, 0)])
@@ -156,10 +152,8 @@ def test_requests_that_cannot_be_met(two_by_two: Path, make: Any) -> None:
         architectures(load_runs(folder))
     with pytest.raises(ConfigError, match="how many samples"):
         sizes(load_runs(folder))
-    with pytest.raises(ConfigError, match="no accuracy"):
-        variants(load_runs(folder))
     with pytest.raises(ConfigError, match="not scored in stage"):
-        variants(runs, "after_training")
+        curve_drawings(runs, stage="after_training")
 
 
 @pytest.mark.slow
@@ -261,22 +255,6 @@ def test_clients_are_drawn_as_found(runs: Any) -> None:
     assert drawing.figure.legends[0].get_texts()[1].get_text() == "fedgh"
 
 
-def test_bars_by_hand(two_by_two: Path) -> None:
-    (drawing,) = variants(load_runs(two_by_two))
-    axes = drawing.figure.axes[0]
-    (bar,) = axes.patches
-    assert bar.get_width() == pytest.approx(65)
-    (line,) = (line for line in axes.lines if line.get_gid() == "local")
-    assert line.get_xdata()[0] == pytest.approx(52)
-    assert sorted(axes.collections[0].get_offsets()[:, 0]) == pytest.approx([60, 70])
-    assert "65.00 ± 7.07" in [text.get_text() for text in axes.texts]
-    assert [(row["name"], row["each"]) for row in drawing.rows] == [
-        ("local", "0: 0.5 1: 0.54"), ("fedgh", "0: 0.6 1: 0.7"),
-    ]  # fmt: skip
-    (alone,) = variants(load_runs(two_by_two / "local-0"))
-    assert alone.figure.axes[0].patches[0].get_width() == pytest.approx(50), "Local alone is a bar"
-
-
 @pytest.mark.slow
 def test_many_networks_and_methods_with_long_names_can_be_read(make: Any) -> None:
     names = [f"timm:some_network_{n}_with_a_long_name.in1k" for n in range(20)]
@@ -286,7 +264,7 @@ def test_many_networks_and_methods_with_long_names_can_be_read(make: Any) -> Non
         method = "fedgh" if number else "local"
         make(str(number), method, 0, clients_table=rows, label=label, accuracy_per_client=[0.1] * 20)
     found = load_runs(make.root)
-    for drawing in (*clients(found), *architectures(found), *sizes(found), *variants(found)):
+    for drawing in (*clients(found), *architectures(found), *sizes(found)):
         assert unreadable(drawing.figure) == [], drawing.stem
 
 

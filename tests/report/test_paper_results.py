@@ -156,13 +156,6 @@ def test_footnotes_are_those_of_the_rows_that_are_shown(make: Any) -> None:
     assert "Printed twice" not in to_markdown(alone)
 
 
-def test_notes_name_what_is_missing(make: Any) -> None:
-    notes = compare_runs(load_runs(sixty(make))).sections[0].notes
-    assert "rows of the paper that were not run here: fedavg" in notes
-    assert "printed there, and not measured here: memory" in notes
-    assert any("each client's own test data" in note and "more than 3 spreads" in note for note in notes)
-
-
 def test_other_settings_or_data_have_no_column(make: Any) -> None:
     make("a", "fedgh", data={"dirichlet_alpha": 0.1}, run=RUN)
     make("b", "fedgh", run={})

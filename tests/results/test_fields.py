@@ -16,7 +16,6 @@ from polyfed.results.fields import (
     NullIsEmptyList,
     Number,
     Record,
-    Setting,
     Text,
     check_present,
     count_between,
@@ -39,7 +38,6 @@ class Everything(Record):
     count: IfPresent[Count] = None
     flag: IfPresent[Flag] = None
     text: IfPresent[Text] = None
-    setting: IfPresent[Setting] = None
     share: IfPresent[Annotated[float, number_between(0, 1)]] = None
     few: IfPresent[Annotated[int, count_between(1, 3)]] = None
     unit: IfPresent[Annotated[str, one_of("client", "sample")]] = None
@@ -57,7 +55,6 @@ class Everything(Record):
         *(("loss", value) for value in (INF, 1e300, 3)),
         *(("figure", value) for value in (INF, -INF, 0.5, 1e30)),
         *(("count", value) for value in (0, -5, 2**63 - 1)),
-        *(("setting", value) for value in ("x", 1, True, [1, "x", [False]])),
         *(("share", value) for value in (0, 1, 0.5)),
         ("nullable", None),
         ("few", 3),
@@ -82,10 +79,6 @@ def test_what_fits_stays_as_it_is(key: str, value: Any) -> None:
         ({"count": 1.0}, "'count': expected a whole number, got 1.0"),
         ({"flag": 0}, "'flag': expected true or false, got 0"),
         ({"text": 5}, "'text': expected a text, got 5"),
-        (
-            {"setting": {"x": 1}},
-            "'setting': expected a text, a number, true or false, or a list of these, got {'x': 1}",
-        ),
         ({"share": 1.5}, "'share': expected a number from 0 to 1, got 1.5"),
         ({"few": 0}, "'few': expected a whole number from 1 to 3, got 0"),
         ({"unit": "row"}, "'unit': expected one of client, sample, got 'row'"),

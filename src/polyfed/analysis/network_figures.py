@@ -1,6 +1,6 @@
 """All figures by name, and the one call that draws them from run folders, with their numbers beside them.
 
-Those of records alone come from `polyfed.report` (curves, clients, architectures, sizes, variants, gains)
+Those of records alone come from `polyfed.report` (curves, clients, architectures, sizes, gains)
 and from here (labels); those that look into the clients' networks (cka, tsne) need torch, data and models.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.errors import ConfigError
 from polyfed.markup import image, notes
 from polyfed.registry import suggest
-from polyfed.report.figures import architectures, axes_of, clients, curve_drawings, gain_drawings, sizes, variants
+from polyfed.report.figures import architectures, axes_of, clients, curve_drawings, gain_drawings, sizes
 from polyfed.report.grouping import group_runs
 from polyfed.report.plot_style import FigureWithData
 from polyfed.report.run_records import RunRecord, load_runs
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["FIGURES", "Plot", "plot"]
 
 _INPUTS = 1000  # of cka and tsne, unless told otherwise
-_USED_BY = {"stage": ("curves", "variants", "gains"), "inputs": ("cka", "tsne"), "device": ("cka", "tsne")}
+_USED_BY = {"stage": ("curves", "gains"), "inputs": ("cka", "tsne"), "device": ("cka", "tsne")}
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def plot(
         folders: run folders, or folders above them; the folder of a sweep.
         figures: names in `FIGURES`; by default all that these folders allow.
         out: where to; by default ``analysis`` in the first folder.
-        stage: scoring stage of curves, variants and gains; None: each run's own.
+        stage: scoring stage of curves and gains; None: each run's own.
         inputs: how many all clients see in cka and tsne, see `polyfed.analysis.representations.common_inputs`;
             default 1000. device: where their networks compute; default: the CPU.
         trust: whether code that the folders name ("package.module:name") may be imported, for cka and tsne.
@@ -183,7 +183,6 @@ FIGURES: dict[str, Callable[[_Runs], list[FigureWithData]]] = {
     "clients": lambda runs: clients(runs.found),
     "architectures": lambda runs: architectures(runs.found),
     "sizes": lambda runs: sizes(runs.found),
-    "variants": lambda runs: variants(runs.found, runs.stage),
     "gains": lambda runs: gain_drawings(runs.found, runs.stage),
     "labels": _labels,
     "cka": _cka,

@@ -102,7 +102,7 @@ def plot(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [analysis in the first RUN].")] = None,
     stage: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Scoring stage of curves and variants [each run's own].")
+        str | None, typer.Option(metavar="NAME", help="Scoring stage of curves and gains [each run's own].")
     ] = None,
     inputs: Annotated[
         int | None, typer.Option(metavar="NUMBER", help="cka, tsne: inputs that all clients see [1000].")
@@ -113,7 +113,7 @@ def plot(
     """Figures of finished runs.
 
     Each is written as png and svg, with its numbers beside it as json and csv: curves, clients, architectures, sizes,
-    variants, gains, labels, cka, tsne.
+    gains, labels, cka, tsne.
 
     \b
     polyfed plot runs/quickstart

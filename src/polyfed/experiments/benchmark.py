@@ -265,8 +265,7 @@ class BenchmarkSetting:
         protocol = self.request.protocol
         rows = [self.recipe.choose(method) for method in (_LOCAL, *protocol.methods_of(self.name))]
         names = list(dict.fromkeys(row.name for row in rows))
-        readings = [row.name for row in rows if row.chosen_method.card.reading]
-        return Wanted(names, protocol.seeds_of(self.name), readings)
+        return Wanted(names, protocol.seeds_of(self.name))
 
     def can_have(self, row: str) -> bool:
         """Whether the suite may give a row of this name."""

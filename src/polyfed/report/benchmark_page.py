@@ -54,14 +54,10 @@ Pairs = Sequence[Sequence[str]]  # each the upper and the lower row of a differe
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a setting is to have: these methods with these seeds.
-
-    readings: those of the methods whose papers' formulas, or code, were not at hand (`MethodCard.reading`).
-    """
+    """What a setting is to have: these methods with these seeds."""
 
     methods: Sequence[str]
     seeds: Sequence[int]
-    readings: Sequence[str] = ()
 
 
 def write_page(
@@ -99,8 +95,6 @@ def to_markdown(
     parts = [f"# {markdown_text(title)}"]
     if lacking := list(_lacking(found, wanted)):
         parts.append(f"Not finished: {markdown_text('; '.join(lacking))}.")
-    if readings := sorted({name for asked in wanted.values() for name in asked.readings}):
-        parts.append(f"Readings of papers whose formulas, or code, were not at hand: {', '.join(readings)}.")
     gains = {one.setting: gains_of(one) for one in found}
     worth = [worth_of(one) for one in found]
     parts += ["## What the others' data are worth", markdown_table(_worth_columns(worth))]

@@ -89,7 +89,6 @@ class _Section:
         numbers = {name: number for number, name in enumerate(footnotes, start=1)}
         notes = [
             _about_columns(rows, self.score, group.evaluation.when),
-            *self._about_few_rows(),
             *group.notes,
             *self.notes,
         ]
@@ -131,7 +130,6 @@ class _Section:
         results = [run.result for run in runs]
         scores = [_over_clients(run, stage) for run in runs]
         own = [run.result.accuracy_per_architecture if run.stage == stage else {} for run in runs]
-        rival = self._rival(name)
         difference = self._difference(name)
         main = self.score.name
         row: dict[str, Any] = {"name": name, "method": runs[0].method, "control": runs[0].control, "stage": stage}
@@ -139,12 +137,6 @@ class _Section:
         best = Estimate.of({run.seed: _best(run, stage) for run in runs})
         row |= _estimate(f"{main}_best_by_validation", best)
         row |= _estimate("difference", difference) | {"difference_seeds": list(difference.seeds)}
-        against_rival = Estimate.difference(self.scores[name], self.scores.get(rival, {}))
-        row |= {
-            "rival": rival,
-            **_estimate("rival_difference", against_rival),
-            "rival_seeds": list(against_rival.seeds),
-        }
         row |= {key: mean_of([one[key] for one in scores]) for key in scores[0]}
         of_runs = ("bytes_up", "bytes_down", "seconds", "simulated_seconds")
         row |= {key: mean_of([getattr(result, key) for result in results]) for key in of_runs}
@@ -184,20 +176,6 @@ class _Section:
             self.notes.append(f"{name}: its stage {self.stages[name]} is compared with Local's stage {compared}")
         return Estimate.difference(self.scores[name], its)
 
-    def _rival(self, name: str) -> str:
-        """The best other row but Local: of those that share most seeds with this one, the best on these."""
-        rows = {other: runs[0] for other, runs in self.group.rows.items()}
-        methods = [other for other, run in rows.items() if not run.is_local and not run.control]
-        found = {}
-        if name not in methods:
-            return ""
-        for other in methods:
-            shared = [self.scores[other][seed] for seed in self.scores[name] if seed in self.scores[other]]
-            mean = mean_of(shared)
-            if other != name and mean is not None:
-                found[other] = (len(shared), -mean if self.score.lower_is_better else mean)
-        return max(found, key=lambda other: found[other], default="")  # the first of equals
-
     def _leaders(self) -> dict[str, str]:
         """Who leads in the main score, in that of the best round, and in each stage; what nobody leads is left out.
 
@@ -235,17 +213,6 @@ class _Section:
             f"bold: the {best} of its column{aside}, where the 95 % interval of its difference to each other row, "
             f"paired by seed, leaves out zero: {led}"
         )
-
-    def _about_few_rows(self) -> Iterator[str]:
-        """Which clients have so few test rows that a single one weighs much in the mean."""
-        if self.group.evaluation.weighting == "clients" and self.group.evaluation.test == "client":
-            test_rows: dict[int, int] = {}
-            for run in self.group.runs:
-                for row in run.result.clients_table or ():
-                    if row.test_samples and row.accuracy is not None and not row.held_out:
-                        test_rows[row.id] = min(row.test_samples, test_rows.get(row.id, row.test_samples))
-            line = self.score.about_few_rows(test_rows, self.group.runs[0].result.client_names)
-            yield from [line] if line else []
 
 
 # of one row -------------------------------------------------------------------------------------------------------
@@ -372,14 +339,8 @@ def _about_published(group: Group, rows: Sequence[Row]) -> Iterator[str]:
             yield "scaled down: not the paper's experiment at its size, so that no difference is marked"
         if any(each.mark == paper_results.OTHER_SETTINGS for row in rows for each in row["published"]):
             yield "other settings: not the paper's experiment, as --set has changed it, so that no difference is marked"
-    done = {run.label_or_method for run in group.runs}
-    missing = dict.fromkeys(entry.method for entry in paper_results.numbers_for(first) if entry.method not in done)
-    if missing:
-        yield f"rows of the paper that were not run here: {', '.join(missing)}"
     if places := paper_results.missing_settings(first):
         yield f"{', '.join(places)} has no column for these data and settings, so that nothing stands beside"
-    if quantities := paper_results.not_measured(first):
-        yield f"printed there, and not measured here: {', '.join(quantities)}"
 
 
 # the result in words ----------------------------------------------------------------------------------------------
@@ -410,8 +371,11 @@ def _compared(known: Sequence[Row], score: MainScore) -> str:
     leads = f"{leader['name']} leads with {level}"
     locals_ = [row for row in known if row["method"] == "local"]
     if len(locals_) != 1:
-        against = _read(leader, "rival_difference", leader["rival_seeds"])
-        return f"{leads}, {_points(against, score)} {leader['rival']}{_claim(against, leader['rival'], score)}"
+        second = _leading([row for row in known if row is not leader], score)
+        distance = Estimate.difference(
+            *({run["seed"]: run[score.name] for run in one["runs"]} for one in (leader, second))
+        )
+        return f"{leads}, {_points(distance, score)} {second['name']}{_claim(distance, second['name'], score)}"
     local = locals_[0]
     others = [row for row in known if row is not local]
     named = _leading(others, score) if leader is local else leader

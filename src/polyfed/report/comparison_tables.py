@@ -82,7 +82,7 @@ class ComparisonGroup:
             hyperparameters that tell variants apart. method: its registered name. control: what the row is a control
             for; "" for a method itself. stage, seeds: what was scored. accuracy (or rmse): the main score;
             accuracy_best_by_validation: of the round that was best on validation data. difference: minus Local's,
-            paired by seed (difference_seeds). rival: the best other row but Local; rival_difference: minus its.
+            paired by seed (difference_seeds).
             std_clients, worst_client, bottom_decile; bytes_up, bytes_down, seconds, simulated_seconds; refused (summed
             over runs), nothing_learnt (in how many runs). by_stage_NAME, by_predictor_NAME, by_classes_NAME,
             held_out_NAME, by_architecture_NAME, metric_NAME, epsilon_UNIT: as far as all of the row's runs have them.
@@ -161,8 +161,7 @@ def columns_of(section: ComparisonGroup, metrics: bool = False) -> list[Column]:
         for heading, cells in (("stage", section.column("stage")), ("seeds", seeds))
         if len(set(cells)) > 1
     ]
-    repeated = {} if section.chosen else repeated_columns(section, metrics)
-    accuracy, *others = (column for column in _scores(section, metrics) if column.heading not in repeated)
+    accuracy, *others = _scores(section, metrics)
     numbers = [
         Column("vs Local", format_mean_std(section.estimates("difference"), "+", section.score)),
         *others,
@@ -259,25 +258,6 @@ def _figures(section: ComparisonGroup, key: str, digits: str) -> list[str]:
     return [NOT_KNOWN if value is None else f"{value:{digits}}" for value in section.column(key)]
 
 
-def repeated_columns(section: ComparisonGroup, metrics: bool) -> dict[str, str]:
-    """The scores that are those of a column before them in every row: heading -> that one's."""
-    shown: dict[tuple[str, ...], str] = {}
-    repeated: dict[str, str] = {}
-    for column in _scores(section, metrics):
-        values = tuple(cell.partition(" ±")[0] for cell in column.cells)
-        if not column.is_empty and shown.setdefault(values, column.heading) != column.heading:
-            repeated[column.heading] = shown[values]
-    return repeated
-
-
-def notes_of(section: ComparisonGroup, metrics: bool = True) -> list[str]:
-    """The section's notes, and which columns are not shown."""
-    repeated = {} if section.chosen else repeated_columns(section, metrics)
-    named = [f"{one} (as {other})".replace("\n", " ") for one, other in repeated.items()]
-    left_out = [f"not shown, as another column says the same: {', '.join(named)}"] if named else []
-    return [*section.notes, *left_out]
-
-
 # further tables ---------------------------------------------------------------------------------------------------
 def sub_tables(section: ComparisonGroup) -> list[SubTable]:
     """All that people see of a section: the table under its caption (no title), then those with titles of their own."""
@@ -319,14 +299,10 @@ def _interval_tables(section: ComparisonGroup) -> Iterator[SubTable]:
     last = Column(score.title, [interval_of_score(one, score) for one in section.estimates(score.name)])
     validated = section.estimates(f"{score.name}_best_by_validation")
     best = Column("best by\nvalid.", [interval_of_score(one, score) for one in validated])
-    against_rival = section.estimates("rival_difference")
     columns = [
         _names_of(section),
         *([last] if best.cells == last.cells else [last, best]),
         Column("minus\nLocal", [interval(one, score) for one in section.estimates("difference")]),
-        Column("best\nrival", [rival or NOT_KNOWN for rival in section.column("rival")], words=True),
-        Column("minus\nrival", format_mean_std(against_rival, "+", score)),
-        Column("interval", [interval(one, score) for one in against_rival]),
     ]
     if not last.is_empty:
         yield score.of_it(_OVER_SEEDS), columns
@@ -448,7 +424,7 @@ def markdown_body(section: ComparisonGroup) -> str:
     """The tables and notes of a section, without its caption."""
     (_, main), *more = sub_tables(section)
     others = "".join(f"{markdown_text(title)}:\n\n{markdown_table(columns)}\n\n" for title, columns in more)
-    return f"{markdown_table(main)}\n\n{others}{_markdown_list(notes_of(section))}"
+    return f"{markdown_table(main)}\n\n{others}{_markdown_list(section.notes)}"
 
 
 def _markdown_list(texts: Iterable[str]) -> str:
@@ -463,7 +439,7 @@ def to_html(table: Table) -> str:
         others = [f"{paragraph(title)}{columns_as_html(columns)}" for title, columns in [("All figures", whole), *more]]
         parts += [paragraph(section.finding, strong=True), paragraph(section.caption)]
         parts.append(columns_as_html(columns_of(section)))
-        parts.append(details("More", "".join([*others, notes(notes_of(section))])))
+        parts.append(details("More", "".join([*others, notes(section.notes)])))
     return "".join([*parts, notes(table.notes)])
 
 
@@ -486,9 +462,9 @@ def to_latex(table: Table) -> str:
         left_out = set() if section.chosen else {*left_out, _TIME}
         main = [column for column in columns_of(section) if column.heading not in left_out]
         more = [*_more_tables(section), *_architecture_tables(section)]
-        blocks.append(latex_table(section.caption, main, [] if more else notes_of(section)))
+        blocks.append(latex_table(section.caption, main, [] if more else section.notes))
         for number, (title, columns) in enumerate(more, start=1):
-            below = notes_of(section) if number == len(more) else []
+            below = section.notes if number == len(more) else []
             blocks.append(latex_table(f"{title}. {section.caption}", columns, below))
     comments = "".join(f"% {' '.join(note.split())}\n" for note in table.notes)
     return f"% needs \\usepackage{{booktabs,adjustbox}}\n{''.join(blocks)}{comments}"
@@ -545,7 +521,7 @@ def to_text(table: Table, width: int = 100, metrics: bool = False, clients: bool
             more.append((section.score.of_it(client_scores.ABOUT), columns))
         texts = [wrapped(section.caption, width), text_blocks(columns_of(section, metrics), width)]
         texts += [_text_titled(title, columns, width) for title, columns in more]
-        texts.append("\n".join(wrapped(note, width) for note in notes_of(section, metrics)))
+        texts.append("\n".join(wrapped(note, width) for note in section.notes))
         blocks.append("\n\n".join(texts) + "\n")
     if table.notes:
         blocks.append("\n".join(wrapped(f"note: {note}", width) for note in table.notes) + "\n")

@@ -1,4 +1,4 @@
-"""Figures of finished runs: curves, clients, architectures, sizes, variants, and what federation is worth.
+"""Figures of finished runs: curves, clients, architectures, sizes, and what federation is worth.
 
 Each function of runs gives a drawing for each set of comparable runs, with its numbers: those of `result.json`, of
 the reported round, in each run's main stage, or those of `rounds.jsonl`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +21,6 @@ from polyfed.report.plot_style import (
     HEIGHT,
     WIDTH,
     FigureWithData,
-    bar_style,
     canvas,
     empty_figure,
     has_bands,
@@ -33,8 +32,6 @@ from polyfed.report.plot_style import (
     style_axes,
 )
 from polyfed.report.run_records import RunRecord, rows_of_pooled
-from polyfed.report.statistics import Estimate, scores_by_seed
-from polyfed.report.text_tables import format_mean_std
 from polyfed.results.main_score import RMSE, MainScore
 
 if TYPE_CHECKING:
@@ -60,8 +57,6 @@ _SCALES = {
 _MARKERS_PER_LINE = 12
 _FAR_APART = 20  # bytes and simulated time are on a logarithmic axis where the methods' totals differ by this factor
 _WIDE = 10  # numbers of samples are on a logarithmic axis where the largest is this many times the smallest
-_BAR = 0.34  # inches, of a bar and what is between two
-_LINE = 0.16  # inches, of a line of a bar's name
 _MARK = 0.1  # inches across that a method's mark takes beside others of its architecture
 _WIDEST = 12.0  # inches
 _LONG = 36  # letters of an architecture's name
@@ -344,80 +339,6 @@ def _mark(group: Group, name: str) -> dict[str, Any]:
 
 def _shown(score: MainScore, values: Iterable[float]) -> list[float]:
     return list(map(score.shown, values))
-
-
-# methods and variants ---------------------------------------------------------------------------------------------
-
-
-Bar = tuple[str, Estimate, dict[int, float]]  # the row, its accuracy over seeds, and seed by seed
-
-
-def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[FigureWithData]:
-    """``variants``: a bar per method or variant, of the reported round; Local as a line across.
-
-    Args:
-        runs: from ``load_runs``. stage: which stage's accuracy; by default each run's own evaluation.
-    """
-    return _of_each_group(
-        runs,
-        "variants",
-        lambda group: list(_bars(group, stage)),
-        lambda group, bars, stem: _variants(group, bars, stage, stem),
-        "no accuracy of these runs is recorded",
-        stage,
-    )
-
-
-def _bars(group: Group, stage: str | None) -> Iterator[Bar]:
-    """One per row, in order; a row without a recorded accuracy is left out."""
-    for name, of_stage in group.stages(stage).items():
-        each = scores_by_seed(group.rows[name], of_stage)
-        found = Estimate.of(each)
-        if found.mean is not None:
-            yield name, found, {seed: value for seed, value in each.items() if value is not None}
-
-
-def _variants(group: Group, found: Sequence[Bar], stage: str | None, stem: str) -> FigureWithData:
-    from matplotlib.patheffects import withStroke
-
-    score = group.score
-    spread = "Bar: mean over seeds; circles: seeds; ±: sample standard deviation." if len(group.seeds) > 1 else ""
-    about = _about(group, stage, spread)
-    texts = dict(
-        zip((name for name, *_ in found), format_mean_std([one for _, one, _ in found], score=score), strict=True)
-    )
-    local = next((bar for bar in found if group.looks[bar[0]] < 0), None)
-    others = [bar for bar in found if bar is not local] or list(found)
-    names = ["\n".join(textwrap.wrap(name, 30)) for name, *_ in others]
-    step = max(_BAR, _LINE * (2 + max(name.count("\n") for name in names)))
-    figure, ((axes,),) = canvas("Methods and variants", about, 0.75 + step * len(others))
-    style_axes(axes, "x")
-    beside = {"textcoords": "offset points", "va": "center", "fontsize": 8.5}
-    for place, (name, mean, each) in enumerate(others):
-        axes.barh(place, score.shown(mean.mean or 0.0), height=0.68, **bar_style(group.looks[name]), gid=name)
-        if len(each) > 1:
-            dots = {"color": "white", "edgecolor": "black", "linewidth": 0.9, "s": 16, "zorder": 3}
-            axes.scatter(_shown(score, each.values()), [place] * len(each), **dots)
-        label = axes.annotate(texts[name], (score.shown(max(each.values())), place), xytext=(6, 0), **beside)
-        label.set_path_effects([withStroke(linewidth=3, foreground="white")])
-    if local is not None and local not in others:
-        name, mean, _ = local
-        look = {"color": "black", "linestyle": (0, (1.5, 2)), "linewidth": 1.8, "gid": "local"}
-        legend(axes, [axes.axvline(score.shown(mean.mean or 0.0), **look)], [f"{name}: {texts[name]}"])
-    axes.set_yticks(range(len(others)), names, parse_math=False)
-    axes.set_ylim(len(others) - 0.4, -0.6)
-    longest = score.shown(max(max(each.values()) for *_, each in found))
-    room = max(1.0, longest) if score.is_share else longest or 1.0
-    axes.set_xlim(0.0, 1.3 * room)  # from 0 on, as lengths of bars are compared; room for the numbers beside them
-    if score.is_share:
-        axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
-    axes.set_xlabel(score.axis)
-    rows = [
-        {"name": name, "accuracy": mean.mean, "std": mean.std}
-        | {"each": " ".join(f"{seed}: {value}" for seed, value in each.items())}
-        for name, mean, each in found
-    ]
-    return _drawing(stem, figure, about, rows)
 
 
 # what federation is worth -----------------------------------------------------------------------------------------

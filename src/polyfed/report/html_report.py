@@ -21,7 +21,6 @@ from polyfed.report.client_scores import ABOUT, client_columns
 from polyfed.report.comparison_tables import (
     ComparisonGroup,
     Table,
-    notes_of,
     sub_tables,
     with_columns,
     write,
@@ -131,7 +130,7 @@ def _section(group: Group, section: ComparisonGroup) -> str:
         f'<p class="finding">{html_text(section.finding)}</p>',
         f"<p{look}>{html_text(section.caption)}</p>",
         *(_titled(title, columns) for title, columns in sub_tables(section)),
-        _list(notes_of(section)),
+        _list(section.notes),
     ]
     if len(section.clients):
         columns = client_columns(section.clients, section.score)

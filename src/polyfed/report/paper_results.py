@@ -28,7 +28,7 @@ from polyfed.report.run_records import RunRecord, format_setting
 from polyfed.report.statistics import Estimate, finite, paper_bytes, to_target
 from polyfed.results.paper_tables import PaperNumber, entries, footnote
 
-__all__ = ["PaperComparison", "compare_with_paper", "footnote", "missing_settings", "not_measured", "numbers_for"]
+__all__ = ["PaperComparison", "compare_with_paper", "footnote", "missing_settings", "numbers_for"]
 
 SPREADS = 3
 DIFFERS = "differs"
@@ -89,12 +89,6 @@ def missing_settings(run: RunRecord) -> list[str]:
     """The tables that the run names, in which there is no column for its data and settings."""
     found = {entry.place for entry in numbers_for(run)}
     return [place for place in run.recipe.run.paper_tables if place not in found]
-
-
-def not_measured(run: RunRecord) -> list[str]:
-    """The quantities of the run's columns that runs are not measured in."""
-    every = dict.fromkeys(entry.quantity for entry in numbers_for(run))
-    return [name for name in every if name not in ("accuracy", _PER_CLIENT, _PARAMETERS) and not _TO.fullmatch(name)]
 
 
 def _is_set(setting: str, data: Mapping[str, Any]) -> bool:

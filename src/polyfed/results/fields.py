@@ -75,12 +75,6 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
-def _is_setting(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(_is_setting(entry) for entry in value)
-    return isinstance(value, str | bool) or _is_number(value)
-
-
 Number = Annotated[float, FieldType("a number", "number", "numbers", _is_number)]
 Loss = Annotated[float, FieldType("a number", "number", "numbers", _is_loss)]  # of any size, as training may diverge
 Score = Annotated[float, FieldType("a number", "number", "numbers", _is_score)]
@@ -88,9 +82,6 @@ Figure = Annotated[float, FieldType("a number", "number", "numbers", _is_figure)
 Count = Annotated[int, FieldType("a whole number", "integer", "integers", _is_count)]
 Flag = Annotated[bool, FieldType("true or false", "Boolean", "Booleans", lambda value: isinstance(value, bool))]
 Text = Annotated[str, FieldType("a text", "string", "strings", lambda value: isinstance(value, str))]
-Setting = Annotated[
-    Any, FieldType("a text, a number, true or false, or a list of these", "setting", "settings", _is_setting)
-]
 
 
 def number_between(low: float, high: float) -> FieldType:

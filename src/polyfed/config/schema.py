@@ -84,7 +84,8 @@ class Data(PartitionSettings, SourceSettings):
             raise ValueError("mean and std expect finite numbers, got others")
         if not all(value > 0 for value in self.std or ()):
             raise ValueError(f"std expects numbers above 0, got {self.std}")
-        if self.public_dataset is not None and _same_inputs(self.public_dataset, self.dataset):
+        public = (self.public_dataset or "").removesuffix("-coarse")  # CIFAR-100's images, whatever their labels
+        if public == self.dataset.removesuffix("-coarse"):
             raise ValueError(
                 f"public_dataset expects another data set than dataset, got '{self.public_dataset}' for both; rows of "
                 f"the same one that no client gets are data.holdout"
@@ -94,7 +95,9 @@ class Data(PartitionSettings, SourceSettings):
     @model_validator(mode="after")
     def _root_is_read(self) -> Data:
         names = [self.dataset] if self.public_dataset is None else [self.dataset, self.public_dataset]
-        if self.root and not any(map(_reads_files, names)):
+        if self.root and not any(
+            name.startswith(PATHS) or (":" not in name and name not in _PACKAGED) for name in names
+        ):
             raise ValueError(
                 f"root = {shown(self.root)} does nothing beside dataset = '{self.dataset}', which reads no files; name "
                 "a dataset of files, or leave out root"
@@ -106,16 +109,6 @@ class Data(PartitionSettings, SourceSettings):
         settings = {name: getattr(self, name) for name in SourceSettings.model_fields}
         columns = [] if self.group_by is None else [self.group_by]
         return SourceOptions.model_construct(**settings, columns=columns, beside=[*beside])
-
-
-def _reads_files(name: str) -> bool:
-    """Whether a data set of this name is read from files below `root`."""
-    return name.startswith(PATHS) or (":" not in name and name not in _PACKAGED)
-
-
-def _same_inputs(one: str, other: str) -> bool:
-    """Whether two names are of the same images; CIFAR-100's do not change with its labels."""
-    return one.removesuffix("-coarse") == other.removesuffix("-coarse")
 
 
 class Models(Settings):

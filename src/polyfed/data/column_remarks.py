@@ -39,8 +39,9 @@ def remarks(
             continue
         if (every == every[0]).all():
             found["constant"].append(f"'{name}'")
-        elif (is_category or _LIKE_AN_ID.fullmatch(name)) and _all_differ(parts):
-            found["id"].append(f"'{name}'")
+        elif (is_category or _LIKE_AN_ID.fullmatch(name)) and all(len({*part}) == len(part) for part in parts):
+            if max(map(len, parts)) >= _FEWEST_IDS:
+                found["id"].append(f"'{name}'")
         elif not is_category and (others := _in_another_unit(parts)):
             who = ", ".join(f"{titles[client]} has {size:.4g}" for client, size in others.items())
             found["unit"].append(f"'{name}' (median size): {who}")
@@ -63,11 +64,6 @@ def _present(samples: LabeledSamples, place: int, flag: int | None, is_category:
     if flag is not None:
         values = values[samples.x[:, flag].numpy() == 0]
     return values[values > 0] if is_category else values
-
-
-def _all_differ(parts: Sequence[NDArray[np.float64]]) -> bool:
-    """Whether no two rows of any client have one value."""
-    return max(map(len, parts)) >= _FEWEST_IDS and all(len(np.unique(values)) == len(values) for values in parts)
 
 
 def _in_another_unit(parts: Sequence[NDArray[np.float64]]) -> dict[int, float]:

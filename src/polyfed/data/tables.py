@@ -114,7 +114,12 @@ def from_frame(
         missing_values=missing_values,  # type: ignore[arg-type]  # checked by it
         task="regression" if regression else None,
     )
-    cells = {side: as_cells(given.astype(object).map(_truth_as_number), name) for side, given in sides.items()}
+    cells = {
+        side: as_cells(
+            given.astype(object).map(lambda cell: int(cell) if isinstance(cell, bool | np.bool_) else cell), name
+        )
+        for side, given in sides.items()
+    }
     source = encode(name, cells, name, options)
     return dataclasses.replace(source, client_column=client)
 
@@ -125,10 +130,6 @@ def _column_name(what: str, given: Any) -> str:
         hint = ONE_LABEL if what == "label" else ""
         raise ConfigError(f"{what}: expected the name of one column, got {described(given)}{hint}")
     return str(given)
-
-
-def _truth_as_number(cell: Any) -> Any:
-    return int(cell) if isinstance(cell, bool | np.bool_) else cell
 
 
 def _refuse_several(frame: Any, label: str, name: str) -> None:

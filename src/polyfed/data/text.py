@@ -148,13 +148,9 @@ def _word_pattern() -> re.Pattern[str]:
     return re.compile(rf"[\w'{joined}]+|{flag}|[^\s\w](?:[{joined}{skin}]|(?<=\u200d)[^\s\w])*")
 
 
-def _characters(text: str) -> list[str]:
-    return list(unicodedata.normalize("NFC", " ".join(text.split())))
-
-
 _RULES: dict[str, Callable[[str], list[str]]] = {
     "words": _words,
-    "characters": _characters,
+    "characters": lambda text: list(unicodedata.normalize("NFC", " ".join(text.split()))),
     OF_PAPER: lambda text: _OF_PAPER.findall(text.lower()),
 }
 

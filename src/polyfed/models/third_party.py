@@ -275,27 +275,21 @@ def _torchvision(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Modul
     known = models.list_models(module=models)
     if name not in known:
         raise _unknown(name, "torchvision", known)
-    module: nn.Module = models.get_model(name, **_torchvision_options(name, in_shape, classes))
+    sized = {"image_size": in_shape[1]} if name.startswith("vit_") else {}
+    plain = {"aux_logits": False, "init_weights": True} if name in _WITH_AUXILIARY_HEADS else {}
+    module: nn.Module = models.get_model(name, weights=None, num_classes=classes, **sized, **plain)
     if in_shape[0] != 3:
-        first, conv = _first_convolution(module)
+        first, conv = next((name, part) for name, part in module.named_modules() if isinstance(part, nn.Conv2d))
         kept = {key: getattr(conv, key) for key in ("kernel_size", "stride", "padding", "dilation")}
         module.set_submodule(first, nn.Conv2d(in_shape[0], conv.out_channels, **kept, bias=conv.bias is not None))
     return module
 
 
-def _torchvision_options(name: str, in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
-    sized = {"image_size": in_shape[1]} if name.startswith("vit_") else {}
-    plain = {"aux_logits": False, "init_weights": True} if name in _WITH_AUXILIARY_HEADS else {}
-    return {"weights": None, "num_classes": classes, **sized, **plain}
-
-
-def _first_convolution(module: nn.Module) -> tuple[str, nn.Conv2d]:
-    return next((name, m) for name, m in module.named_modules() if isinstance(m, nn.Conv2d))
-
-
 def _hugging_face(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Module:
     transformers = _package("transformers")
-    options = _hf_options(in_shape, classes)
+    channels, *size = in_shape
+    image_size = size[0] if len(set(size)) == 1 else size
+    options = {"num_labels": classes, "num_channels": channels, "image_size": image_size}
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # no such repository, no network, or no configuration of a network in it
@@ -309,11 +303,6 @@ def _hugging_face(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Modu
             "returns polyfed.split(module, head=..., extractor=None)"
         ) from error
     return module
-
-
-def _hf_options(in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
-    channels, *size = in_shape
-    return {"num_labels": classes, "num_channels": channels, "image_size": size[0] if len(set(size)) == 1 else size}
 
 
 _MAKERS = {"timm": _timm, "torchvision": _torchvision, "hf": _hugging_face}  # (name, image shape, classes) -> network

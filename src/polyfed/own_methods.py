@@ -13,7 +13,7 @@ from polyfed.registry import METHODS, import_object, is_own, suggest
 
 __all__ = ["LABEL", "label_of", "method_class"]
 
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # of a method, a variant or a preset: a folder's name, too
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a name of a method, a variant or a preset, which is a folder's, too
 
 
 def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = ()) -> type[Method]:

@@ -17,7 +17,7 @@ from polyfed.escaping import without_passwords
 
 LARGEST = 2**63  # from here on files, tensors and generators have no whole numbers
 _ABSOLUTE = re.compile(r"""(?<![\w./~<-])/(?!/)[^\s'",\]]+""")
-_MISSING = (FileNotFoundError, NotADirectoryError, PermissionError)  # which the reader tells
+_MISSING = (FileNotFoundError, NotADirectoryError, PermissionError)  # the reader tells of these
 
 
 def check_name(path: str | os.PathLike[str]) -> None:

@@ -249,7 +249,7 @@ def test_a_run_and_a_check_say_what_is_odd(stray: pf.Recipe) -> None:
     pf.run(stray, loggers=[hears])
     assert hears.messages == ODD
     found = check(stray)
-    assert list(found.class_remarks) == ODD
+    assert list(found.remarks) == ODD
 
 
 def test_samples_stay_in_main_memory_where_a_gpu_has_not_the_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,7 @@ def test_the_table_stays_readable_with_many_clients_and_classes(recipe: Path) ->
     }
     kinds = estimate_costs(federation(Local())).architectures
     odd = ("classes with test rows that nobody trains on (1): 99 (owl)",)
-    lines = str(CostEstimate(facts, kinds, clients, 1.0, 0, 0, 0, class_remarks=odd)).splitlines()
+    lines = str(CostEstimate(facts, kinds, clients, 1.0, 0, 0, 0, remarks=odd)).splitlines()
     assert max(map(len, lines)) <= 120
     assert any(line.endswith("99 classes") for line in lines)
     assert any(line.endswith("x38, x39, ... and 10 more") for line in lines)

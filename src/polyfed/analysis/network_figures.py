@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FIGURES", "Plot", "plot"]
 
-_INPUTS = 1000  # of cka and tsne, unless told otherwise
+_INPUTS = 1000  # inputs of cka and tsne, unless told otherwise
 _USED_BY = {"stage": ("curves", "gains"), "inputs": ("cka", "tsne"), "device": ("cka", "tsne")}
 
 

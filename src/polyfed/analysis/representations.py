@@ -30,7 +30,7 @@ from polyfed.results.read import check_links, parse_json
 
 __all__ = ["ClientRef", "GroupRepresentations", "ProbeInputs", "RunRepresentations", "represent_runs", "unit_kernel"]
 
-CLIENTS = 40  # of a run that are compared, at most
+CLIENTS = 40  # clients of a run that are compared, at most
 CHUNK = 256  # rows per forward pass
 
 

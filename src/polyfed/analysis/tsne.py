@@ -24,12 +24,12 @@ from polyfed.report.plot_style import GRAY, FigureWithData, canvas, legends, lin
 
 __all__ = ["SEED", "Embedding", "draw_panels", "embed", "embeddings", "silhouette"]
 
-SEED = 0  # of t-SNE
+SEED = 0  # seed of t-SNE
 PERPLEXITY = 30.0
-POINTS = 1000  # of a panel, at most
+POINTS = 1000  # points of a panel, at most
 _LEGEND = 20  # groups that a legend still names
 _NUMBERED = 10  # clients up to which each is a group of its own
-_LETTERS = 38  # of a panel's title, in a line
+_LETTERS = 38  # letters of a panel's title, in a line
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ def leakage(
     ],
     shadows: Annotated[int, typer.Option(metavar="NUMBER", help="Shadow models per client; 0: no LiRA.")] = 16,
     images: Annotated[
-        int, typer.Option(metavar="NUMBER", help="Features or class means to turn into images; 0: none.")
+        int, typer.Option(metavar="NUMBER", help="How many features or class means are turned into images; 0 for none.")
     ] = 4,
     steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam for each.")] = 300,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,

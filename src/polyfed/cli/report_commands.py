@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from polyfed.cli.options import DEVICES, AsJson, ModelStage, OwnDevice, TargetAc
 from polyfed.cli.output import all_problems_listed, print_files, print_json, print_stderr, print_text, terminal_width
 from polyfed.errors import ConfigError
 from polyfed.escaping import client_text
-
-if TYPE_CHECKING:
-    from polyfed.experiments.prediction import Predictions
 
 
 def report(
@@ -189,7 +186,10 @@ def predict(
         score_text += f" of {len(found.names)} inputs with labels"
         print(score_text, file=sys.stdout if to_file else sys.stderr)  # not among the rows, where these are printed
     if found.unknown:
-        print_stderr(_unknown_texts(found))
+        rows = ", ".join(found.unknown[:10])
+        more = ", ..." if len(found.unknown) > 10 else ""
+        told = f"{len(found.unknown)} of {len(found.names)} texts have no word that the run knows"
+        print_stderr(f"{told}: rows {rows}{more}")
     if to_file and not json:
         print_files([out])
 
@@ -215,10 +215,3 @@ def export(
     from polyfed.experiments.exported_model import export_model
 
     print_files([export_model(run, client, file, stage=stage, trust=trust)])
-
-
-def _unknown_texts(found: Predictions) -> str:
-    """A line on the texts of which the run knows no word."""
-    rows = ", ".join(found.unknown[:10])
-    more = ", ..." if len(found.unknown) > 10 else ""
-    return f"{len(found.unknown)} of {len(found.names)} texts have no word that the run knows: rows {rows}{more}"

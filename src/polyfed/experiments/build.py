@@ -24,7 +24,7 @@ from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.experiments.held_out import with_numbers
-from polyfed.experiments.pooled import is_pooled, pool
+from polyfed.experiments.pooled import pool
 from polyfed.experiments.pretraining import pretrain
 from polyfed.models.zoo import build
 from polyfed.registry import LOGGERS, MODELS
@@ -62,7 +62,7 @@ def build_federation(
     prepare = _normalization(recipe, federated.source)
     method = recipe.chosen_method
     rows: Sequence[ClientData] = federated.clients
-    if is_pooled(recipe):
+    if recipe.run.control == "pooled":
         method, rows, wrap_executor = pool(recipe, federated.clients, federated.classes)
     names, builders = _networks(recipe, federated, auxiliary_candidates(method))
     plugins = recipe.build_plugins()

@@ -18,7 +18,7 @@ _SHOWN_CLIENTS = 20  # lines of the table of clients
 _SHOWN_FEATURES = 40  # columns of a table
 _NAME = 24  # characters of a client's name
 _LABELS = 60  # characters of a client's labels, about
-_WIDTH = 120  # of lines that are wrapped
+_WIDTH = 120  # columns of lines that are wrapped
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,8 @@ class CostEstimate:
         workers: processes that do the clients' work. stack: so many clients train as one, at most.
         device_nbytes: of all clients' weights where these stay on the GPU between rounds; None: there is no GPU.
         averaged: what the method averages with whom, in a line; "" where it averages no networks.
-        class_remarks: who is held out of training, who has few test rows; what is odd about the classes
-            (`polyfed.data.classes.remarks`).
-        data_remarks: what is odd about the data set (`polyfed.data.federated_dataset.FederatedDataset.remarks`).
+        remarks: who is held out of training, who has few test rows; what is odd about the classes
+            (`polyfed.data.classes.remarks`) and the data set (`FederatedDataset.remarks`).
     """
 
     facts: Mapping[str, Any]
@@ -93,8 +92,7 @@ class CostEstimate:
     seconds_scoring: float = 0.0
     data_nbytes: int = 0
     averaged: str = ""
-    class_remarks: tuple[str, ...] = ()
-    data_remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -150,7 +148,7 @@ def _page(check: CostEstimate) -> Iterator[str]:
         listed = ", ".join(f"{k} {name}" for k, name in enumerate(classes))
         yield from textwrap.wrap(f"classes: {listed}", _WIDTH)
     yield from _client_summary(check.clients)
-    yield from _wrap([*check.class_remarks, *check.data_remarks])
+    yield from _wrap(check.remarks)
     yield f"rows: {check.holdout} held out for the server, {check.unused} unused"
     workers = f" with {check.workers} workers" if check.workers > 1 else ""
     yield (
@@ -167,7 +165,7 @@ def _page(check: CostEstimate) -> Iterator[str]:
         work = f"{human_bytes(check.peak_at_work)} at work, up to {check.stack} clients as one"
         kept = f"{human_bytes(check.device_nbytes)} of weights, which stay there, and as much again within a round"
         if not check.device_nbytes:
-            kept = "it has no room for all weights, which cross in every round"
+            kept = "its memory does not hold all weights, which are copied in every round"
         yield f"on the GPU: {work}; {kept}"
 
 
@@ -208,19 +206,16 @@ def _clients(check: CostEstimate) -> Iterator[str]:
     heads += ["training rows of each class"] if labeled else []
     rows = []
     for one in check.clients[:_SHOWN_CLIENTS]:
+        labels = " ".join(f"{label}:{n}" for label, n in one["labels"].items())
+        if len(labels) > _LABELS:
+            labels = f"{len(one['labels'])} classes"
         row = [*(str(one[key]) for key in ("id", "train", "validation", "test")), one["architecture"]]
         row += [one["name"][:_NAME]] if named else []
-        rows.append(row + ([_label_text(one["labels"])] if labeled else []))
+        rows.append(row + ([labels] if labeled else []))
     yield from _table(heads, rows, words=range(4, len(heads)))
     more = len(check.clients) - _SHOWN_CLIENTS
     if more > 0:
         yield f"... and {more} more"
-
-
-def _label_text(labels: Mapping[int, int]) -> str:
-    """All of a client's labels where they fit into a line, else how many there are."""
-    whole = " ".join(f"{label}:{n}" for label, n in labels.items())
-    return whole if len(whole) <= _LABELS else f"{len(labels)} classes"
 
 
 def _client_summary(clients: Sequence[Mapping[str, Any]]) -> Iterator[str]:

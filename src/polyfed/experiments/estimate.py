@@ -55,7 +55,10 @@ def check(
     federated = data.federated(resolved)
     costs = estimate_costs(federation)
     return replace(
-        costs, unused=federated.unused, holdout=len(federated.holdout), data_remarks=tuple(federated.remarks)
+        costs,
+        unused=federated.unused,
+        holdout=len(federated.holdout),
+        remarks=(*costs.remarks, *federated.remarks),
     )
 
 
@@ -85,12 +88,14 @@ def estimate_costs(federation: Federation) -> CostEstimate:
         trains = reached * (first + later) / rounds
         scored = kind.seconds_row * count_scored_rows(federation, client, trains, every)
         steps = [trial.executor.steps(client, of_round) for of_round in exchanges]
-        later_steps = sum(steps[1:]) / max(1, len(steps) - 1)  # of a round, on average
+        later_steps = sum(steps[1:]) / max(1, len(steps) - 1)  # steps of a round, on average
         trained = kind.seconds_batch * (first * steps[0] + later * later_steps) + kind.seconds_rest * (first + later)
         scoring.append(scored)
         work.append(reached * trained + scored)
         up += answers * (first * kind.up[0] + later * kind.up[1])
         down += reached * (first * kind.down[0] + later * kind.down[1])
+    device = federation.model_factory.device
+    store = federation.store
     server = rounds * trial.server_seconds
     final_down, final_up, final_seconds = (sum(kind.final_round[place] for kind in mine) for place in range(3))
     return CostEstimate(
@@ -108,12 +113,13 @@ def estimate_costs(federation: Federation) -> CostEstimate:
         bytes_down=down + final_down,
         nbytes=sum(kind.nbytes for kind in mine) + nbytes(federation.server.state),
         workers=workers,
-        **_on_device(federation),
+        stack=clients_per_batch(federation.execution.executor, str(device), federation.execution.workers),
+        device_nbytes=None if device.type == "cpu" else store.nbytes if store.on_device else 0,
         seconds_server=server,
         seconds_scoring=sum(scoring) / workers,
         data_nbytes=_data_bytes(federation),
         averaged=federation.averaged,
-        class_remarks=(*federation.held_out_remarks(), *federation.test_row_remarks(), *federation.class_remarks()),
+        remarks=(*federation.held_out_remarks(), *federation.test_row_remarks(), *federation.class_remarks()),
     )
 
 
@@ -149,16 +155,6 @@ def count_scored_rows(federation: Federation, client: Client, trains: float, eve
     tested = len(client.data.test) + len(client.missing or ())
     rows = sum(anew.values()) * tested + anew[federation.stages[0]] * len(client.data.validation)
     return evaluations * rows
-
-
-def _on_device(federation: Federation) -> dict[str, Any]:
-    """How many clients train as one, and what stays on a GPU between rounds."""
-    asked, device = federation.execution, federation.model_factory.device
-    found = {"stack": clients_per_batch(asked.executor, str(device), asked.workers)}
-    if device.type == "cpu":
-        return found
-    store = federation.store
-    return {**found, "device_nbytes": store.nbytes if store.on_device else 0}
 
 
 def _data_bytes(federation: Federation) -> int:

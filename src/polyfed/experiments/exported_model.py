@@ -122,7 +122,7 @@ def _facts(model: ClientModel) -> dict[str, Any]:
 def _onnx(program: ExportedProgram, facts: str, output: str) -> bytes:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it notes that torchvision is not there
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own code
+        warnings.simplefilter("ignore")  # PyTorch warns of its own code
         made = torch.onnx.export(
             program, (), dynamo=True, external_data=False, verbose=False, input_names=["x"], output_names=[output]
         )

@@ -1,7 +1,8 @@
 """Several runs of one request, of a comparison or a sweep: all are checked before the first one begins.
 
-Several processes may have the same request, on one machine or on several with a shared disk. Whoever claims a run has
-it alone until it ends; a lock of the system's ends with the process, so that others go on with what a killed one left.
+Several processes may have the same request, on one machine or on several with a shared disk. A process
+that claims a run has it alone until it ends; a lock of the system's ends with the process, so that others go on with
+what a killed one left.
 """
 
 from __future__ import annotations

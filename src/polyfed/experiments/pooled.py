@@ -41,7 +41,7 @@ from polyfed.errors import ConfigError
 from polyfed.functional.class_shares import share_shift
 from polyfed.methods.local import Local
 
-__all__ = ["MOST_EPOCHS", "is_pooled", "pool"]
+__all__ = ["MOST_EPOCHS", "pool"]
 
 MOST_EPOCHS = 5  # on a client's own rows
 _SECTIONS = ("availability", "privacy", "compression", "devices", "robust_aggregation", "adversaries")
@@ -52,11 +52,6 @@ _TUNE = "tune "
 _RESTORE = "restore"
 _POOLED = "pooled weights"
 _TUNED = "tuned weights"
-
-
-def is_pooled(recipe: Recipe) -> bool:
-    """Whether clients train on the rows of all."""
-    return recipe.run.control == "pooled"
 
 
 def pool(
@@ -160,7 +155,11 @@ class Pooled(Local):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Keep the number of epochs that is best on the validation rows of all; of equals the fewest."""
         rows = sum(int(get_tensor(upload, "n")) for upload in uploads.values() if "n" in upload)
-        found = {name: _merit(uploads, name, rows, server.classes) for name in ("total", "by_shares")}
+        sign = 1 if server.classes else -1  # of what is best: the share that is right, or minus the mean squared error
+        found = {}
+        for name in ("total", "by_shares"):
+            total = sum(float(get_tensor(upload, name)) for upload in uploads.values() if name in upload)
+            found[name] = sign * total / max(rows, 1)
         if server.exchange == _RESTORE and rows:
             server.log["validation"] = _as_score(found["total"], server.classes)
             if vars(self)["shifts"]:
@@ -211,12 +210,6 @@ def _on_validation(client: Client, method: Method) -> Tensor:
         (score,) = evaluate_model(client, method, [part_of(client, "validation")])
         total = round(score.value * score.total) if client.classes else score.value**2 * score.total
     return torch.tensor(total, dtype=torch.float64)
-
-
-def _merit(uploads: Mapping[int, Message], name: str, rows: int, classes: int) -> float:
-    """Of all clients' validation rows together: the share that is right, or minus the mean squared error."""
-    total = sum(float(get_tensor(upload, name)) for upload in uploads.values() if name in upload)
-    return (total if classes else -total) / max(rows, 1)
 
 
 def _as_score(merit: float, classes: int) -> float:

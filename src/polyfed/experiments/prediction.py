@@ -583,15 +583,10 @@ def _fill(network: nn.Module, data: bytes, path: Path) -> None:
         raise ConfigError(f"{path} does not fit the network as it is built now: only {whose} has '{strange[0]}'")
     with torch.no_grad():
         for name, tensor in own.items():
-            if tensor.shape != weights[name].shape:
-                built = tuple(tensor.shape)
-                stored = tuple(weights[name].shape)
+            stored = weights[name]
+            if tensor.shape != stored.shape or tensor.is_floating_point() != stored.is_floating_point():
+                found, built = (f"{tuple(one.shape)} {one.dtype}" for one in (stored, tensor))
                 raise ConfigError(
-                    f"{path} does not fit the network as it is built now: '{name}' is {stored}, not {built}"
+                    f"{path} does not fit the network as it is built now: '{name}' is {found}, not {built}"
                 )
-            if tensor.is_floating_point() != weights[name].is_floating_point():
-                raise ConfigError(
-                    f"{path} does not fit the network as it is built now: '{name}' is {weights[name].dtype}, not "
-                    f"{tensor.dtype}"
-                )
-            tensor.copy_(weights[name])
+            tensor.copy_(stored)

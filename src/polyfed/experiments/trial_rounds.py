@@ -43,7 +43,7 @@ from polyfed.models.split import SplitModel, cut_shapes
 
 __all__ = ["TrialRounds"]
 
-_BATCHES = 5  # of each phase at most in round 2, one in round 1; recipes of FedHeNN align in every fifth step
+_BATCHES = 5  # batches of each phase, at most, in round 2, one in round 1; recipes of FedHeNN align in every fifth step
 TRIAL_SECONDS = 1.0  # about so long a client trains in a round after the first
 
 

@@ -24,7 +24,7 @@ __all__ = ["Console"]
 _REWRITE = 0.2  # seconds before a line is rewritten, at least
 _PAUSES = (1.0, 60.0)  # seconds between two lines of a log, from a run's first seconds to its hours
 _PATIENCE = 30.0  # seconds without a line after which a long round says in a log how far it is
-_REFUSALS = 3  # that are named per round; the rest is counted
+_REFUSALS = 3  # refused clients that are named per round; the rest is counted
 # closed, full, hung up; None under pythonw; of an encoding that Python does not know
 _BROKEN = (OSError, ValueError, AttributeError, LookupError)
 
@@ -162,7 +162,7 @@ class _Line:
         self._created = self._shown = clock()
         self._text = ""  # what stands in the line
         self._held = ""  # a line of a log held back because it was too soon
-        self._handle: Any = None  # of the line in a notebook
+        self._handle: Any = None  # the display of the line in a notebook
 
     def is_due(self, least: float = 0.0) -> bool:
         """Whether enough time has passed since the last line. least: seconds between two lines of a log."""

@@ -24,9 +24,9 @@ from polyfed.results.main_score import main_score_of
 from polyfed.results.read import unseal
 
 PROJECT = "polyfed"  # what runs are filed under, unless the tracker's own environment variable says otherwise
-_ID = re.compile(r"[\w.-]*", re.ASCII)  # of a tracker's run; another one in a run folder is not the tracker's
+_ID = re.compile(r"[\w.-]*", re.ASCII)  # the id of a tracker's run; another one in a run folder is not the tracker's
 _LONGEST = 500  # characters of a parameter's value
-_SCORES = ("", "_std", "_bottom_decile", "_best_by_validation")  # of a result, behind the main score's name
+_SCORES = ("", "_std", "_bottom_decile", "_best_by_validation")  # what a result has behind the main score's name
 _OTHERS = ("validation", "bytes_up", "bytes_down", "seconds")
 
 

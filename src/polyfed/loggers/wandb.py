@@ -16,7 +16,7 @@ class WandB(Tracker):
 
     def open(self, known: str, name: str, parameters: Mapping[str, str]) -> tuple[str, int]:
         """See `Tracker`. Offline none goes on; a new record of all rounds, of the same id, replaces the older one."""
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # which goes to its makers, even from offline runs
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # reports go to its makers, even from offline runs
         import wandb
 
         mode = os.environ.get("WANDB_MODE", "offline")

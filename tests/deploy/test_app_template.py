@@ -14,7 +14,7 @@ import pytest
 
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
-from polyfed.deploy.app_template import app_config, create_app
+from polyfed.deploy.app_template import create_app
 from polyfed.deploy.flower_transport import RUN_CONFIG
 from polyfed.errors import ConfigError
 
@@ -42,8 +42,9 @@ def test_all_files_are_there_and_filled(app: Path) -> None:
     assert sorted(path.name for path in app.iterdir()) == sorted(FILES)
     for path in app.iterdir():
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"\$(name|host|method|clients|last|version|authority|asked|asked_unit)\b", text), path
-    assert (app / "recipe.toml").read_text(encoding="utf-8") == QUICKSTART.read_text(encoding="utf-8")
+        assert not re.search(r"\$(name|host|method|clients|last|version|authority)\b", text), path
+    asked = Recipe.load(app / "recipe.toml")
+    assert (asked.training.rounds, asked.data.split, asked.method.name, asked.run.seed) == (3, "6:1:3", "fedhenn", 3)
 
 
 def test_flowers_part_of_pyproject(app: Path) -> None:
@@ -51,9 +52,7 @@ def test_flowers_part_of_pyproject(app: Path) -> None:
     assert project["project"]["dependencies"] == [], "a SuperLink would install them anew for every run"
     assert re.fullmatch(r"[a-z][a-z0-9-]{0,31}", project["project"]["name"])
     told = project["tool"]["flwr"]["app"]
-    asked = Recipe.load(QUICKSTART, told["config"]["set"].split(";"), method=told["config"]["method"])
-    assert (asked.training.rounds, asked.data.split, asked.method.name) == (3, "6:1:3", "fedhenn")
-    assert told["config"]["seed"] == 3
+    assert told["config"].keys() == RUN_CONFIG.keys(), "Flower lets a run change what is listed, and nothing else"
     names = {
         node.targets[0].id
         for node in ast.parse((app / "federated_app.py").read_text()).body
@@ -72,15 +71,6 @@ def test_the_apps_two_halves_are_made(app: Path) -> None:
     assert [type(made[half]).__name__ for half in ("server_app", "client_app")] == ["ServerApp", "ClientApp"]
 
 
-def test_the_settings_are_those_that_the_apps_read(app: Path) -> None:
-    written = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
-    assert written.keys() == RUN_CONFIG.keys(), "Flower lets a run change what is listed, and nothing else"
-    assert app_config() == {key: default for key, (default, _) in RUN_CONFIG.items()}
-    assert app_config(seed=0)["seed"] == 0
-    with pytest.raises(ConfigError, match="expected --set without ';'"):
-        app_config(overrides=['data.dataset="a;b"'])
-
-
 def test_nobody_but_nodes_comes_in_from_elsewhere(app: Path) -> None:
     """The server listens on 127.0.0.1 in all examples; the proxy has one way to it."""
     for path in app.iterdir():
@@ -94,13 +84,6 @@ def test_nobody_but_nodes_comes_in_from_elsewhere(app: Path) -> None:
         ("/v1/fleet/", "limit_except POST {"),
     ]
     assert re.findall(r"proxy_pass (.+);", site) == ["https://127.0.0.1:8000"]
-
-
-def test_nodes_are_started_with_what_was_asked_for(app: Path) -> None:
-    """Else their recipes are not the server's."""
-    for name in ("README.md", "supernode.service", "Dockerfile"):
-        text = (app / name).read_text(encoding="utf-8")
-        assert "--method fedhenn --seed 3 --set training.rounds=3 --set 'data.split=\"6:1:3\"' --server" in text, name
 
 
 def test_every_polyfed_command_of_the_readme_is_one(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +137,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
         create_app(tmp_path, QUICKSTART)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "other"]
     create_app(tmp_path, QUICKSTART, overwrite=True)
+    assert (tmp_path / "recipe.toml").read_text(encoding="utf-8") == QUICKSTART.read_text(encoding="utf-8")
     assert (tmp_path / "README.md").read_text(encoding="utf-8").startswith("# test-nothing-is-overwritten")
     assert (tmp_path / "other").read_text() == "mine"
 

@@ -145,22 +145,9 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"methodd": "fedgh"}, "run-config: unknown key 'methodd'; did you mean 'method'?"),
+        ({"deadlin": 1.0}, "run-config: unknown key 'deadlin'; did you mean 'deadline'?"),
         ({"resume": 1}, "run-config: expected bool as 'resume', go on after the run folder's last round, got 1"),
     ],
 )
 def test_wrong_run_configuration_is_one_line(given: dict[str, Any], line: str) -> None:
     assert refusal(lambda: flower_transport.read_run_config(given)) == line
-
-
-def test_run_configuration_changes_a_recipe_file(tmp_path: Path) -> None:
-    file = tmp_path / "recipe.toml"
-    file.write_text(recipe_of("local").dumps() + "\n[presets.tiny.training]\nlocal_epochs = 2\n")
-    config = flower_transport.read_run_config(
-        {"set": "training.rounds=7; training.lr=0.5", "method": "fedgh", "preset": "tiny"}
-    )
-    changed = flower_transport.configure(file, config)
-    assert (changed.training.rounds, changed.training.lr, changed.training.local_epochs) == (7, 0.5, 2)
-    assert (changed.method.name, changed.run.seed) == ("fedgh", 3)
-    with pytest.raises(ConfigError, match="expected 'set' and 'preset' with a recipe's file"):
-        flower_transport.configure(recipe_of("local"), config)

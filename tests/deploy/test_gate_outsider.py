@@ -240,7 +240,8 @@ def test_a_node_runs_no_code_and_takes_no_setting_that_a_server_sends(loopback: 
     loopback.run({"out": str(tmp_path / "run")}, app=app)
     assert (tmp_path / "run" / "result.json").exists(), "the nodes' own polyfed has answered"
     assert not mark.exists()
-    loopback.submit({"out": str(tmp_path / "other"), "set": "training.lr=0.5"}, app)
+    app_template.create_app(app, tmp_path / "recipe.toml", overrides=["training.lr=0.5"], overwrite=True)
+    loopback.submit({"out": str(tmp_path / "other")}, app)
     log = loopback.processes.log("run")
     until(lambda: "is no client" in log.read_text(errors="replace"), "it is refused")
     assert "but training.lr is 0.5 at the server and" in log.read_text(errors="replace")

@@ -118,9 +118,11 @@ class Back(Exception):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_node_that_is_killed_is_left_out_until_it_is_back(loopback: LocalCluster, tmp_path: Path) -> None:
+def test_a_node_that_is_killed_is_left_out_until_it_is_back(
+    loopback: LocalCluster, recipe: Path, tmp_path: Path
+) -> None:
     out, endless = tmp_path / "run", "training.rounds=100000"
-    loopback.words = ["--set", endless]
+    app_template.create_app(tmp_path / "app", recipe, overrides=[endless], overwrite=True)
     loopback.prepare()
     loopback.start_server()
     loopback.register([0, 1])
@@ -139,7 +141,7 @@ def test_a_node_that_is_killed_is_left_out_until_it_is_back(loopback: LocalClust
             raise Back
 
     with pytest.raises(Back):
-        loopback.run({"out": str(out), "set": endless, "deadline": 120.0}, look)
+        loopback.run({"out": str(out), "deadline": 120.0}, look)
     dropped = [record["dropped"] for record in records(out)]
     assert [each for each, _ in itertools.groupby(dropped)] == [[], [1], []]
     troubles = [event for event in records(out, "nodes.jsonl") if event["event"] == "trouble"]
@@ -150,9 +152,9 @@ def test_a_node_that_is_killed_is_left_out_until_it_is_back(loopback: LocalClust
 @pytest.mark.timeout(3600)
 def test_a_server_app_that_dies_loses_no_whole_round(loopback: LocalCluster, recipe: Path, tmp_path: Path) -> None:
     out, short = tmp_path / "run", "training.rounds=2"
-    loopback.words = ["--set", short]
+    app_template.create_app(tmp_path / "app", recipe, overrides=[short], overwrite=True)
     loopback.start()
-    loopback.submit({"out": str(out), "set": short})
+    loopback.submit({"out": str(out)})
     until(lambda: any((out / "checkpoint").glob("[!.]*")), "a round is done, and can be gone back to")
     apps = [number for number in loopback.processes.survivors() if "serverapp" in words_of(number)]
     assert apps
@@ -160,7 +162,7 @@ def test_a_server_app_that_dies_loses_no_whole_round(loopback: LocalCluster, rec
         os.kill(number, signal.SIGKILL)
     before = records(out)
     until(lambda: not loopback.processes.is_running("run"), "the log ends")
-    loopback.run({"out": str(out), "set": short, "resume": True})
+    loopback.run({"out": str(out), "resume": True})
     assert records(out)[: len(before)] == before
     check_same_numbers(out, recipe, tmp_path / "alone", overrides=[short])
 

@@ -1,19 +1,16 @@
 """A folder for several machines: a recipe as a Flower app, and the commands of its server and nodes.
 
-The recipe is copied unchanged; method, seed, preset and settings given beside it become the defaults of the app's own
-settings, which ``flwr run -c`` changes for one run.
+The recipe is copied as it is; with a method, seed, preset or settings given beside it, what they make of it is written.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 import string
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -24,7 +21,7 @@ from polyfed.engine.run_folder import atomic_write
 from polyfed.errors import ConfigError
 from polyfed.version import __version__
 
-__all__ = ["app_config", "command_line", "create_app"]
+__all__ = ["create_app"]
 
 _FILES = (
     *("federated_app.py", "pyproject.toml", "README.md", "config.toml", "nginx.conf"),
@@ -67,11 +64,13 @@ def create_app(
         raise ConfigError(f"expected --host as a name (fl.example.org) or an address, without a port, got '{host}'")
     if place.exists() and not place.is_dir():
         raise ConfigError(f"expected a folder for the app, got the file {place}")
-    settings = app_config(method=method, overrides=overrides, seed=seed, preset=preset)
-    variables = _variables(place, chosen, host, command_line(method, overrides, seed, preset))
-    variables["config"] = tomli_w.dumps({"tool": {"flwr": {"app": {"config": settings}}}})
-    files = {place / name: _filled(name, variables) for name in _FILES}
-    files[place / "recipe.toml"] = source.read_text(encoding="utf-8")
+    files = {place / name: _filled(name, _variables(place, chosen, host)) for name in _FILES}
+    text = source.read_text(encoding="utf-8")
+    if overrides or any(given is not None for given in (method, seed, preset)):
+        settings = chosen.to_dict()
+        settings.get("run", {}).pop("modules", None)  # folders of this machine
+        text = tomli_w.dumps(settings)
+    files[place / "recipe.toml"] = text
     taken = [path for path in files if path.exists() and not path.samefile(source)]
     if taken and not overwrite:
         raise ConfigError(f"{taken[0]} is there already; replace it with --overwrite, or choose another folder")
@@ -84,36 +83,10 @@ def create_app(
     return sorted(files)
 
 
-def app_config(
-    *, method: str | None = None, overrides: Sequence[str] = (), seed: int | None = None, preset: str | None = None
-) -> dict[str, Any]:
-    """``[tool.flwr.app.config]``: every setting that a run may change, with its default.
-
-    Args:
-        method, overrides, seed, preset: as for `polyfed.run`.
-
-    Raises:
-        ConfigError: a setting with a ";", which separates settings.
-    """
-    for text in overrides:
-        if ";" in text:
-            raise ConfigError(f"expected --set without ';', which separates settings in the app, got '{text}'")
-    given = {"method": method, "seed": seed, "preset": preset, "set": ";".join(overrides)}
-    defaults = {key: default for key, (default, _) in RUN_CONFIG.items()}
-    return defaults | {key: value for key, value in given.items() if value is not None}
-
-
-def command_line(method: str | None, overrides: Sequence[str], seed: int | None, preset: str | None) -> Sequence[str]:
-    """Options with which a recipe is read, as words of the command line."""
-    given = {"--method": method, "--seed": seed, "--preset": preset}
-    words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
-    return [*words, *(word for change in overrides for word in ("--set", change))]
-
-
-def _variables(place: Path, recipe: Recipe, host: str, asked: Sequence[str]) -> dict[str, str]:
+def _variables(place: Path, recipe: Recipe, host: str) -> dict[str, str]:
     """The templates' variables."""
-    words = "".join(f" {shlex.quote(word)}" for word in asked)
     clients = recipe.data.client_count
+    defaults = {key: default for key, (default, _) in RUN_CONFIG.items()}
     count = "as many as the data name" if clients is None else str(clients)
     last = "one less than there are" if clients is None else str(clients - 1)
     return {
@@ -124,8 +97,7 @@ def _variables(place: Path, recipe: Recipe, host: str, asked: Sequence[str]) -> 
         "host": host,
         "authority": json.dumps(str(place.absolute() / "keys" / AUTHORITY)),
         "version": __version__,
-        "asked": words,
-        "asked_unit": words.replace("%", "%%").replace("$", "$$"),  # systemd's
+        "config": tomli_w.dumps({"tool": {"flwr": {"app": {"config": defaults}}}}),
     }
 
 

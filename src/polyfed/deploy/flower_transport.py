@@ -43,10 +43,6 @@ FACTS = "facts"
 _BODY = "body"
 _TROUBLE = "trouble"
 RUN_CONFIG: Mapping[str, tuple[Any, str]] = {  # key -> (default, meaning)
-    "method": ("", "in place of the recipe's"),
-    "seed": (-1, "in place of the recipe's"),
-    "preset": ("", "presets of the recipe to lay over it"),
-    "set": ("", "settings, as --set has them, with ';' between"),
     "out": ("", "run folder, on the server's machine"),
     "resume": (False, "go on after the run folder's last round"),
     "overwrite": (False, "replace the run that the run folder holds"),
@@ -76,9 +72,8 @@ def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ())
 
     def run(grid: Grid, context: Context) -> None:
         config = read_run_config(context.run_config)
-        wanted = configure(recipe, config)
         serve(
-            wanted,
+            recipe if isinstance(recipe, Recipe) else Recipe.load(recipe),
             FlowerTransport(grid),
             out=config["out"] or None,
             resume=config["resume"],
@@ -206,17 +201,3 @@ def read_run_config(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"run-config: expected {kind.__name__} as '{key}', {RUN_CONFIG[key][1]}, got {value!r}")
         config[key] = kind(value)
     return config
-
-
-def configure(recipe: str | Path | Recipe, config: Mapping[str, Any]) -> Recipe:
-    """The recipe with the changes of the run configuration."""
-    seed = None if config["seed"] < 0 else config["seed"]
-    method = config["method"] or None
-    preset = config["preset"] or None
-    overrides = [text.strip() for text in config["set"].split(";") if text.strip()]
-    if not isinstance(recipe, Recipe):
-        return Recipe.load(recipe, overrides, method=method, seed=seed, preset=preset)
-    if overrides or preset:
-        raise ConfigError("run-config: expected 'set' and 'preset' with a recipe's file, got them with a Recipe")
-    chosen = recipe if method is None else recipe.choose(method)
-    return chosen if seed is None else chosen.with_run(seed=seed)

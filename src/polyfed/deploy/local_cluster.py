@@ -92,15 +92,10 @@ def local(
         raise ConfigError(f"expected --deadline as seconds, more than 0, got {deadline:g}")
     changes = [*overrides, *([] if nodes is None else [f"data.num_clients={nodes}"])]
     chosen = Recipe.load(recipe, changes, method=method, seed=seed, preset=preset, out=out)
-    modules = chosen.to_dict()["run"].get("modules")
-    if modules is not None:  # they lie beside the recipe, and the nodes read a copy of it in another folder
-        changes.append(f"run.modules={json.dumps(modules)}")
-    options: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "preset": preset}
     folder = Path(chosen.folder).absolute()
     if not overwrite and any((folder / name).exists() for name in ("recipe.toml", "rounds.jsonl")):
         raise ConfigError(f"{folder} already holds a run; replace it with --overwrite (overwrite=True)")
     RunFolder(folder).validate(chosen.to_dict(), False, overwrite, chosen.chosen_method.planned)
-    app_template.app_config(**options)
     config = {"out": str(folder), "overwrite": overwrite, "deadline": float(deadline)}
     _flower_config(config)  # whether Flower's command line has a form for it
     federation = build_federation(chosen, out=folder)  # whether data, models and method fit
@@ -109,9 +104,10 @@ def local(
     with (
         raise_on_termination(),
         temporary_folder("polyfed-deploy") as temporary,
-        LocalCluster(temporary, logs, len(federation.clients), app_template.command_line(**options)) as cluster,
+        LocalCluster(temporary, logs, len(federation.clients)) as cluster,
     ):
-        app_template.create_app(temporary / "app", recipe, **options)
+        (temporary / "recipe.toml").write_text(chosen.dumps(), encoding="utf-8")
+        app_template.create_app(temporary / "app", temporary / "recipe.toml")
         cluster.start()
         cluster.run(config, _Watch(cluster, progress).look)
     cluster.processes.remove_logs()
@@ -156,19 +152,16 @@ class LocalCluster:
         temporary: holds the app (in "app"); for keys, the nodes' state and Flower's own files.
         logs: folder of the programs' log files.
         nodes: how many.
-        words: see below.
 
     Attributes:
-        words: what nodes are started with besides the app's recipe, as on the command line.
         port, address: where the server listens.
     """
 
-    def __init__(self, temporary: Path, logs: Path, nodes: int, words: Sequence[str] = ()) -> None:
+    def __init__(self, temporary: Path, logs: Path, nodes: int) -> None:
         self._app, self._keys, self._states, self._home = (
             temporary / name for name in ("app", "keys", "nodes", "home")
         )
         self.nodes = nodes
-        self.words = words
         (self.port,) = free_ports(1)
         self.address = f"{_HOST}:{self.port}"
         self.processes = ProcessGroup(logs, {**OFFLINE, **_paths(), "FLWR_HOME": str(self._home)})
@@ -222,7 +215,7 @@ class LocalCluster:
         """The command of a client's node, with the recipe's network and data."""
         state = str(self._states / str(number))
         config = _flower_config({"client-id": number, "state-dir": state, "share-model": True})
-        words: _Words = ["deploy", "node", "--recipe", self._app / "recipe.toml", *self.words]
+        words: _Words = ["deploy", "node", "--recipe", self._app / "recipe.toml"]
         words += ["--server", self.address, "--authority", self._keys / AUTHORITY, "--node-config", config]
         words += ["--key", self._keys / f"node-{number}"]
         return [*polyfed_command(), *words]

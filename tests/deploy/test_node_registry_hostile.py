@@ -15,11 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import State, flatten, unflatten
 from polyfed.deploy.node_executor import NodeExecutor
-from polyfed.deploy.node_registry import EVENT_LOG, Answer, EventLog, NodeRegistry, release
+from polyfed.deploy.node_registry import EVENT_LOG, Answer, EventLog, NodeRegistry
 from polyfed.deploy.protocol import Envelope, read_message
 from polyfed.deploy.server import serve
 from polyfed.engine.wire import encode
@@ -330,8 +329,8 @@ def test_who_does_not_fit_is_named_before_the_run_begins(tmp_path: Path, claim: 
 # whose a number is --------------------------------------------------------------------------------------------------
 
 
-def test_a_number_belongs_to_the_node_that_came_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Over a restart: another node is turned away, until the keeper frees the number."""
+def test_a_number_belongs_to_the_node_that_came_with_it(tmp_path: Path) -> None:
+    """Over a restart: another node is turned away."""
     recipe, out = recipe_of("local", training={"rounds": 1}), tmp_path / "out"
     first = Nearby(recipe, tmp_path)
     serve(recipe, first, out=out, deadline=5)
@@ -349,19 +348,11 @@ def test_a_number_belongs_to_the_node_that_came_with_it(tmp_path: Path, capsys: 
     there, said = again({"state_dir": str(tmp_path / "thief")}, FIRST_NODE + 50)
     assert there == {0, 2}
     assert said == [
-        f"node {FIRST_NODE + 50} is no client: client-id 1 belongs to the node registered as {BAD}, got another; to "
-        "replace it: polyfed deploy release RUN 1"
+        f"node {FIRST_NODE + 50} is no client: client-id 1 belongs to the node registered as {BAD}, got another; where "
+        "a machine is replaced, its state-dir moves with it"
     ]
     assert again({}, FIRST_NODE + 51)[0] == {0, 1, 2}, "registered anew, with its own state-dir, it is known again"
     assert again({"state_dir": str(tmp_path / "lost")}, BAD)[0] == {0, 1, 2}, "and so is the same registration"
-    capsys.readouterr()
-    assert cli.status(["deploy", "release", str(out), "1"]) == 0
-    assert capsys.readouterr().out == (
-        f"client 1 belonged to the node registered as {BAD}, and is free now; go on with resume=true\n"
-    )
-    assert again({"state_dir": str(tmp_path / "heir")}, FIRST_NODE + 52)[0] == {0, 1, 2}
-    with pytest.raises(ConfigError, match=r"expected a client whose number belongs to a node \(0, 2\), got 1"):
-        release(out, 1)
 
 
 def test_a_number_is_not_told_by_the_run_folder(tmp_path: Path) -> None:
@@ -381,4 +372,4 @@ def test_a_number_is_not_told_by_the_run_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ['{"event": "experiment", "experiment": "../../x"}', "[]", ""])
 def test_a_damaged_event_log_is_one_line(tmp_path: Path, line: str) -> None:
     (tmp_path / EVENT_LOG).write_text(line + "\n")
-    assert "expected the event log of nodes in" in refusal(lambda: release(tmp_path, 0))
+    assert "expected the event log of nodes in" in refusal(lambda: EventLog(tmp_path / EVENT_LOG, True))

@@ -801,27 +801,25 @@ def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("anew", [False, True])
-def test_a_node_without_its_state_says_so_or_begins_again(tmp_path: Path, anew: bool) -> None:
+def test_a_node_without_its_state_says_so(tmp_path: Path) -> None:
     recipe = three_rounds("local")
-    wire = Nearby(recipe, tmp_path, configs={1: {"begin-anew": anew}})
+    wire = Nearby(recipe, tmp_path)
 
     def forget(record: Mapping[str, Any]) -> None:
         for file in (tmp_path / "node-1").glob("*/client-*/*.state") if record["round"] == 1 else ():
             file.unlink()
 
     run = served(recipe, wire, tmp_path, loggers=[forget])
-    assert [record["dropped"] for record in run.history] == ([[], [], []] if anew else [[], [1], [1]])
-    said = [reason for _, _, reason in troubles(tmp_path / "out")]
-    assert all("expected the state after '000001-00'" in reason and "got nothing" in reason for reason in said)
-    assert bool(said) is not anew
+    assert [record["dropped"] for record in run.history] == [[], [1], [1]]
+    (said, _) = [reason for _, _, reason in troubles(tmp_path / "out")]
+    assert "expected the state after '000001-00'" in said
+    assert "got nothing" in said
 
 
-@pytest.mark.parametrize("anew", [False, True])
 def test_a_node_whose_rows_have_changed_is_out_until_they_are_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its keeper may begin anew with those of now. What travels says nothing of the rows."""
+    """What travels says nothing of the rows."""
 
     def table(turned: bool) -> None:
         rows = [f"{i * 0.1},{-i * 0.2},{'ab'[(i + turned) % 2]}" for i in range(40)]
@@ -837,19 +835,17 @@ def test_a_node_whose_rows_have_changed_is_out_until_they_are_back(
             training={"rounds": number},
             evaluation={"metrics": []},
         )
-        configs = {client: {"data": f"csv:{tmp_path}/own.csv", "begin-anew": anew} for client in (0, 1)}
+        configs = {client: {"data": f"csv:{tmp_path}/own.csv"} for client in (0, 1)}
         return served(recipe, Nearby(recipe, tmp_path, (0, 1), configs), tmp_path, **more)
 
     table(turned=False)
     rounds(1)
     table(turned=True)
     run = rounds(2, resume=True)
-    assert run.history[1]["dropped"] == ([] if anew else [0, 1])
-    table(turned=anew)
+    assert run.history[1]["dropped"] == [0, 1]
+    table(turned=False)
     run = rounds(3, resume=True)
     assert run.history[2]["dropped"] == []
     said = {(number, client): reason for number, client, reason in troubles(tmp_path / "out")}
-    assert [*said] == ([] if anew else [(2, 0), (2, 1)])
+    assert [*said] == [(2, 0), (2, 1)]
     assert all("expected the rows that this node has begun the run with" in reason for reason in said.values())
-    begun = [(line["round"], line["client"]) for line in event_log(tmp_path / "out") if line["event"] == "began anew"]
-    assert begun == ([(2, 0), (2, 1)] if anew else [])

@@ -160,7 +160,6 @@ READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "compare": (lambda run: ["mine.toml", "--out", run, "-q"], False),
     "sweep": (lambda run: ["mine.toml", "--out", run, "--set", "training.lr=0.1,0.2", "-q"], False),
     "deploy forget": (lambda run: [run, "0"], True),
-    "deploy release": (lambda run: [run, "0"], False),
     "deploy local": (lambda run: ["--recipe", "mine.toml", "--out", run, "-q"], False),
 }
 # read no run folder, or those that sweep and compare read for them

@@ -102,7 +102,6 @@ DEPLOY_COMMANDS: tuple[Callable[..., None], ...] = (
     deploy_commands.init,
     deploy_commands.certify,
     deploy_commands.key,
-    deploy_commands.release,
     deploy_commands.forget,
     deploy_commands.server,
     deploy_commands.node,

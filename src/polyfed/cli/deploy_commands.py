@@ -84,25 +84,6 @@ def key(
     print_files(make_node_key(file, overwrite))
 
 
-def release(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, at the server.", show_default=False)],
-    client: Annotated[int, typer.Argument(min=0, metavar="CLIENT", help="The client's number.", show_default=False)],
-) -> None:
-    """Free a client's number for the next node that has it.
-
-    A number belongs to its first node, also after restarts. This is for a node that is replaced.
-
-    \b
-    polyfed deploy release runs/ours 2
-    """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.deploy.node_registry import release
-
-    owner = release(folder, client)
-    print_text(
-        f"client {client} belonged to the node registered as {owner.node}, and is free now; go on with resume=true"
-    )
-
-
 def forget(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Run folder: the server's, or of polyfed run.", show_default=False)

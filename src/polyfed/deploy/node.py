@@ -152,7 +152,6 @@ class NodeTask:
             precision=recipe.run.precision,
         )
         self._store = WeightStore(self._model_factory, [self._name])
-        self._is_anew = False  # though the server knows the client from before
         self._folder = place.state / (task.experiment or "none")
         self._checkpoints = NodeCheckpoints(self._folder / f"client-{place.client_id:03d}")
 
@@ -231,8 +230,7 @@ class NodeTask:
                 (task.base, task.best),
             )
             kept = self.scores(None)
-        facts = to_result(task, done, new, kept).model_copy(update={"anew": self._is_anew})
-        return Envelope("train", facts.model_dump(), encode(done.message))
+        return Envelope("train", to_result(task, done, new, kept).model_dump(), encode(done.message))
 
     def run_job(self, message: Message) -> tuple[JobResult, bool]:
         """The job's result, which the client takes over if it counts; and whether it has new weights."""
@@ -311,19 +309,12 @@ class NodeTask:
         Raises:
             ConfigError: the client's rows are no longer those of that state.
         """
-        base = self.task.base
-        begins_anew = self._place.begin_anew
-        kept = ClientSnapshot()
-        if base in self._checkpoints.marks() or not begins_anew:
-            kept = self._checkpoints.read(base)
+        kept = self._checkpoints.read(self.task.base)
         if kept.data not in ("", self._data):
-            if not begins_anew:
-                raise ConfigError(
-                    "expected the rows that this node has begun the run with, got others: rows, or names of classes or "
-                    "features, have changed; put them back, or begin anew with those of now (begin-anew=true)"
-                )
-            kept = ClientSnapshot()
-        self._is_anew = bool(base) and not kept.data
+            raise ConfigError(
+                "expected the rows that this node has begun the run with, got others: rows, or names of classes or "
+                "features, have changed; put them back"
+            )
         self.restore(kept)
 
     def restore(self, kept: ClientSnapshot) -> None:

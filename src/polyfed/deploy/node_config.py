@@ -58,7 +58,6 @@ class NodeConfig(Settings):
     device: _Text | None = None
     secret_noise: bool | None = None
     share_model: bool = False
-    begin_anew: bool = False
     answers: Positive | None = None
 
     @classmethod

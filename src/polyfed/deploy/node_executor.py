@@ -246,9 +246,6 @@ class NodeExecutor:
         largest = self.federation.plugin("robust_aggregation").settings.max_magnitude or math.inf
         facts, message = self._opened(answer)
         report = parse(TaskResult, facts)
-        if report.anew:
-            node = self._registry.node_of.get(client.id)
-            self._event_log.note("began anew", client=client.id, node=node)
         mark = checkpoint_id(job.round, job.exchange_index)
         refused = report.refused
         if refused is None and report.mark != mark:

@@ -18,11 +18,11 @@ from polyfed.deploy import wait_on
 from polyfed.deploy.protocol import ClientHello, Envelope, NodeError, TaskRequest, other_classes, parse, shared_config
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
-from polyfed.engine.run_folder import append_line, atomic_write, explain_disk_errors, lock_folder
+from polyfed.engine.run_folder import append_line, atomic_write, explain_disk_errors
 from polyfed.errors import ConfigError, RunError
-from polyfed.results.read import check_links, parse_json
+from polyfed.results.read import parse_json
 
-EVENT_LOG, _RELEASED = "nodes.jsonl", "released"
+EVENT_LOG = "nodes.jsonl"
 LONGEST = 1.0  # seconds between two looks for answers
 REST = 30.0  # seconds before a node that was turned away is asked again
 _INPUT = 2**22  # numbers of an input, at most
@@ -103,9 +103,6 @@ class EventLog:
                 raise ValueError(f"no number of a node: {node!r}")
             self.introductions[known.client] = known
             self.owners[known.client] = Owner(node, known.token)
-        elif line["event"] == _RELEASED:
-            self.introductions.pop(line["client"], None)
-            self.owners.pop(line["client"], None)
 
     def welcome(self, hello: ClientHello, node: int) -> None:
         """A node is a client: the number is that node's from now on."""
@@ -132,33 +129,6 @@ class EventLog:
                 atomic_write(self._path, self._whole.encode())
             self._whole = ""
             self._open = True
-
-
-def release(folder: str | Path, client: int) -> Owner:
-    """Free a client's number for the next node that has it.
-
-    Args:
-        folder: of the run, which is stopped.
-
-    Returns:
-        Its owner.
-
-    Raises:
-        ConfigError: the folder has no event log of nodes, the number no owner, or a part of the folder is a link.
-    """
-    check_links(Path(folder))
-    path = Path(folder) / EVENT_LOG
-    if not path.is_file():
-        raise ConfigError(f"expected a run folder of a deployment with its {EVENT_LOG}, got {folder}")
-    with lock_folder(Path(folder)):
-        event_log = EventLog(path, resume=True)
-        owner = event_log.owners.get(client)
-        if owner is None:
-            taken = ", ".join(map(str, sorted(event_log.owners))) or "none"
-            raise ConfigError(f"expected a client whose number belongs to a node ({taken}), got {client}")
-        event_log.open()
-        event_log.note(_RELEASED, client=client, node=owner.node)
-    return owner
 
 
 class NodeRegistry:
@@ -309,8 +279,8 @@ class NodeRegistry:
         owner = self.event_log.owners.get(number)
         if owner is not None and node != owner.node and hello.token != owner.token:
             raise ConfigError(
-                f"client-id {number} belongs to the node registered as {owner.node}, got another; to "
-                f"replace it: polyfed deploy release RUN {number}"
+                f"client-id {number} belongs to the node registered as {owner.node}, got another; where a machine is "
+                "replaced, its state-dir moves with it"
             )
         before = self.known.get(number)
         if before is not None and before.architecture != hello.architecture:

@@ -105,8 +105,7 @@ class ClientHello(Settings):
 class TaskResult(Settings):
     """The result of a job: see `executors.JobResult`. new: whether the client has new weights. kept: scores after it.
 
-    mark: of the client's state; "": unchanged, for the reason `refused`. anew: whether the client has begun anew, which
-    its node was told to do, as its state was lost or of other rows.
+    mark: of the client's state; "": unchanged, for the reason `refused`.
     """
 
     mark: _Mark
@@ -118,7 +117,6 @@ class TaskResult(Settings):
     sums: Annotated[dict[Annotated[str, Field(max_length=100)], _Number], Field(max_length=100)]
     refused: _Text | None
     new: bool
-    anew: bool = False
     score: dict[str, Any] | None
     kept: dict[str, dict[str, Any]]
 

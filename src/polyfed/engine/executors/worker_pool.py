@@ -45,7 +45,7 @@ def available_cores() -> int:
 
 
 class Estimates:
-    """How long a client takes: guessed by its rows and its network's size until it has been measured."""
+    """How long clients take, guessed by their rows and the sizes of their networks."""
 
     def __init__(self, context: WorkerContext, training: Training) -> None:
         template = context.model_factory.module
@@ -53,9 +53,8 @@ class Estimates:
         names = {client.architecture for client in context.clients}
         self._sizes = {name: sum(p.numel() for p in template(name).parameters()) for name in names}
         self._training = training
-        self._measured: dict[tuple[int, str], float] = {}
 
-    def _guess(self, client: Client) -> float:
+    def seconds(self, client: Client) -> float:
         """Seconds of one round's training."""
         rows = len(client.data.train)
         settings = self._training
@@ -63,25 +62,9 @@ class Estimates:
         return settings.local_epochs * (steps * _STEP + rows * self._sizes[client.architecture] * _SAMPLE)
 
     def run(self) -> float:
-        """Seconds of the training of a whole run, guessed."""
-        mean = sum(map(self._guess, self.clients)) / len(self.clients)
+        """Seconds of the training of a whole run."""
+        mean = sum(map(self.seconds, self.clients)) / len(self.clients)
         return self._training.rounds * self._training.cohort_size(len(self.clients)) * mean
-
-    def seconds(self, asked: Job) -> float:
-        """What it took last time, or the guess."""
-        known = self._measured.get((asked.client.id, _work(asked)))
-        return self._guess(asked.client) if known is None else known
-
-    def note(self, asked: Job, seconds: float) -> None:
-        """It took so long."""
-        self._measured[asked.client.id, _work(asked)] = seconds
-
-
-def _work(asked: Job) -> str:
-    """What takes a client the same time again."""
-    if isinstance(asked, PassJob):
-        return "pass"
-    return "training" if isinstance(asked, TrainJob) and asked.exchange.trains else "other"
 
 
 class WorkerUnavailable(Exception):
@@ -138,7 +121,7 @@ class WorkerPool(abc.ABC):
     def __init__(self, context: WorkerContext, workers: int, estimates: Estimates, say: Say) -> None:
         self.workers = workers
         self.context = context
-        self.estimates = estimates
+        self._estimates = estimates
         self.say = say
         self.running: list[Worker] = []
         self._evaluation = 0
@@ -238,7 +221,7 @@ class WorkerPool(abc.ABC):
             through += 1
             done(through)
 
-        order = sorted(range(len(asked)), key=lambda index: -self.estimates.seconds(asked[index]))
+        order = sorted(range(len(asked)), key=lambda index: -self._estimates.seconds(asked[index].client))
         try:
             for lost in self._assign_jobs(asked, order, keep):
                 if self._assign_jobs(asked, [lost], keep):
@@ -263,7 +246,7 @@ class WorkerPool(abc.ABC):
             for worker in self.answered(busy):
                 index = busy.pop(worker)
                 try:
-                    result, seconds = read_answer(asked[index], worker.receive(), self.context.store)
+                    result = read_answer(asked[index], worker.receive(), self.context.store)
                 except WorkerDied as how:
                     died.append(index)
                     self.say(f"{_worker_of(asked[index])} died ({how}); its work is done again")
@@ -272,7 +255,6 @@ class WorkerPool(abc.ABC):
                     failed[index] = error
                     waiting = deque(other for other in waiting if other < index)
                 else:
-                    self.estimates.note(asked[index], seconds)
                     keep(index, result)
         if failed:
             raise failed[min(failed)]

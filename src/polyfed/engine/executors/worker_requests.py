@@ -65,22 +65,19 @@ def make_request(asked: Job, evaluation: int = 0) -> bytes:
 
 
 @profiling.timed("messages")
-def read_answer(asked: Job, data: bytes, store: WeightStore) -> tuple[Any, float]:
-    """The result of a job, the scores of each client or the outputs of a pass; and the seconds that it took.
+def read_answer(asked: Job, data: bytes, store: WeightStore) -> Any:
+    """The result of a job, the scores of each client, or the outputs of a pass.
 
     Raises:
         PolyfedError: that of the work, as if it had been done here.
     """
     answer = decode(data)
     check_answer(answer)
-    found: Any
     if isinstance(asked, TrainJob):
-        found = _result(asked, answer, store)
-    elif isinstance(asked, PassJob):
-        found = answer["outputs"]
-    else:
-        found = [{part: score_from_json(score) for part, score in each.items()} for each in answer["scores"]]
-    return found, answer["seconds"]
+        return _result(asked, answer, store)
+    if isinstance(asked, PassJob):
+        return answer["outputs"]
+    return [{part: score_from_json(score) for part, score in each.items()} for each in answer["scores"]]
 
 
 def check_answer(answer: Mapping[str, Any]) -> None:
@@ -170,14 +167,12 @@ class WorkerLoop:
 
     def reply(self, data: bytes) -> bytes:
         """Do what is asked; an error of the work is an answer, too."""
-        began = time.perf_counter()
         used = time.process_time()
         try:
             request = decode(data)
             with profiling.profile(request["timed"], "messages") as watch:
                 work = {"job": self._job, "scoring": self._scoring, "pass": self._pass}
                 answer = work[request["what"]](request)
-            answer["seconds"] = time.perf_counter() - began
             answer["processor_seconds"] = time.process_time() - used
             if watch is not None:
                 answer["timings"] = watch.seconds

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.federated_dataset import FederatedDataset
@@ -231,6 +232,11 @@ def test_clients_take_the_caps_of_a_list_in_turn() -> None:
         assert (ids(client.test), ids(client.validation)) == (ids(alike.test), ids(alike.validation))
     alone = deal(source, num_clients=5, partition="iid", max_train_per_client=[40])
     assert [ids(client.train) for client in alone.clients] == [ids(client.train) for client in other.clients]
+
+
+def test_numpys_numbers_and_tuples_are_taken_in_python() -> None:
+    data = pf.federate(numbered(500, None), np.int64(2), max_train_per_client=(30, 60))
+    assert [len(client.train) for client in data.clients] == [30, 60]
 
 
 def test_halved_clients_lose_half_of_their_training_rows_and_nothing_else() -> None:

@@ -65,8 +65,8 @@ def by_hand(texts: list[str], run: Path) -> torch.Tensor:
 
 
 def test_scores_are_those_of_the_model_in_memory(done: Run, tmp_path: Path) -> None:
-    (tmp_path / "new.txt").write_text("\n".join(NEW))
-    found = prediction.predict(folder(done), 1, tmp_path / "new.txt")
+    pq.write_table(pa.table({"said": NEW}), tmp_path / "new.parquet")
+    found = prediction.predict(folder(done), 1, tmp_path / "new.parquet")
     with torch.inference_mode():
         assert torch.equal(found.scores, done.models[1](by_hand(NEW, folder(done))))
     assert found.class_names == ("no", "yes")
@@ -78,13 +78,12 @@ def test_every_form_of_texts_is_read_by_the_runs_words(
     ids = by_hand(NEW, folder(done))
     assert ids.tolist()[0][2:] == [1, 0, 0, 0]
     np.save(tmp_path / "ids.npy", ids.numpy())
-    (tmp_path / "new.txt").write_text("\n".join(NEW) + "\n")
     (tmp_path / "new.csv").write_text("\n".join(["id,said", *(f'{n},"{words}"' for n, words in enumerate(NEW))]))
     pq.write_table(pa.table({"said": NEW, "text": ["", "", ""]}), tmp_path / "new.parquet")
     (tmp_path / "many").mkdir()
     for number, words in enumerate(NEW):
         pq.write_table(pa.table({"sentence": [words]}), tmp_path / "many" / f"{number}.parquet")
-    for name in ("ids.npy", "new.txt", "new.csv", "new.parquet", "many"):
+    for name in ("ids.npy", "new.csv", "new.parquet", "many"):
         found = read(tmp_path / name, model.form)
         assert torch.equal(found.x, ids), name
         assert found.names == (tuple(f"{n}.parquet:0" for n in range(3)) if name == "many" else ("0", "1", "2"))
@@ -92,17 +91,14 @@ def test_every_form_of_texts_is_read_by_the_runs_words(
 
 
 def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path: Path) -> None:
-    cases: dict[str, tuple[str | bytes, str]] = {
-        "a.txt": ("\n \n", "got none"),
-        "b.txt": ("", "got none"),
-        "c.txt": (b"\xff\xfe", "a text file in UTF-8"),
+    cases = {
         "a.csv": ("id,words\n1,good\n", "expected one text column"),
         "b.csv": ("id,said\n1,\n", "a text in line 2 of column 'said'"),
         "e.csv": ("liked,said\nmaybe,good\n", "among the run's classes (no, yes), got 'maybe' in line 2"),
-        "a.png": ("", "expected a .csv, .parquet or .txt file of texts"),
+        "a.png": ("", "expected a .csv or .parquet file of texts"),
     }
     for name, (content, said) in cases.items():
-        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        (tmp_path / name).write_text(content)
         assert said in refusal(partial(read, tmp_path / name, model.form)), name
     pq.write_table(pa.table({"said": ["good", None]}), tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match="expected a text, got none in row 1 of"):
@@ -113,10 +109,9 @@ def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path
 
 def test_texts_without_a_known_word_are_told(done: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     strange = ["zebra zebra", "good", "   ...zebra", "so", "?", "zebra zebra zebra zebra zebra zebra good"]
-    (tmp_path / "a.txt").write_text("\n".join(strange))
     pq.write_table(pa.table({"said": strange}), tmp_path / "a.parquet")
     (tmp_path / "a.csv").write_text("\n".join(["said,liked", *(f"{words},yes" for words in strange)]))
-    for kind in ("txt", "parquet", "csv"):
+    for kind in ("parquet", "csv"):
         assert prediction.predict(folder(done), 0, tmp_path / f"a.{kind}").unknown == ("0", "4", "5"), kind
         words = ["predict", str(folder(done)), str(tmp_path / f"a.{kind}"), "--client", "0"]
         assert cli.status(words) == 0
@@ -125,8 +120,8 @@ def test_texts_without_a_known_word_are_told(done: Run, tmp_path: Path, capsys: 
         assert "no word" not in said.out
     assert cli.status([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["unknown"] == ["0", "4", "5"]
-    (tmp_path / "b.txt").write_text("\n".join(["zebra"] * 12))
-    assert cli.status(["predict", str(folder(done)), str(tmp_path / "b.txt"), "--client", "0"]) == 0
+    pq.write_table(pa.table({"said": ["zebra"] * 12}), tmp_path / "b.parquet")
+    assert cli.status(["predict", str(folder(done)), str(tmp_path / "b.parquet"), "--client", "0"]) == 0
     assert "12 of 12 texts have no word that the run knows: rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...\n" in (
         capsys.readouterr().err
     )

@@ -131,7 +131,7 @@ def predict(
         Path,
         typer.Argument(
             metavar="DATA",
-            help="Parquet or image files (one, or a folder of them), a .csv, a .txt or a .npy file.",
+            help="Parquet or image files (one, or a folder of them), a .csv or a .npy file.",
             show_default=False,
         ),
     ],
@@ -148,8 +148,7 @@ def predict(
 
     Writes a row per input: its row number or file, the class's number and name, the probability; or the number that is
     predicted. Where the data have labels, in the run's own column or one of a usual name, the accuracy (or the RMSE) is
-    printed. Texts (a column, or the lines of a .txt file) are read with the run's own words; texts without any of them
-    are listed.
+    printed. Texts are read with the run's own words; texts without any of them are listed.
 
     \b
     polyfed predict runs/mine --client 3 photos --out photos.csv

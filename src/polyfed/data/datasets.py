@@ -24,7 +24,7 @@ from polyfed.data import arrow_tables, client_arrays, images, package_datasets, 
 from polyfed.data.dataset import DatasetSource, check_used, from_tensors
 from polyfed.data.files import CLIENT, client_folders
 from polyfed.data.labeled_texts import encode_texts
-from polyfed.data.options import OF_TABLES, SourceOptions
+from polyfed.data.options import OF_TABLES, SourceOptions, as_settings
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.shelves import has_parquet, parquet_folders, shelf
 from polyfed.data.text import OF_PAPER
@@ -69,8 +69,8 @@ def load_dataset(name: str, root: str | Path | None = None, **settings: Any) -> 
         ConfigError: an unknown name (with the nearest), files that are missing or wrong, or a setting that does not
             exist or that the data set has no use for.
     """
-    lists: dict[str, Any] = {key: [*value] if isinstance(value, tuple) else value for key, value in settings.items()}
-    return load_source(SourceOptions(dataset=str(name), root=None if root is None else str(root), **lists))
+    folder = None if root is None else str(root)
+    return load_source(SourceOptions(dataset=str(name), root=folder, **as_settings(settings)))
 
 
 def load_source(options: SourceOptions) -> DatasetSource:

@@ -1,7 +1,7 @@
 """New inputs for a model that has been trained, brought into the form in which the run stored its own.
 
 What is read: Parquet files with encoded images, PNG and JPEG files, a CSV file with the features that a run was trained
-on; texts in Parquet, CSV or text files, which become ids by the run's own words; one array in a .npy file. Conversions
+on; texts in Parquet or CSV files, which become ids by the run's own words; one array in a .npy file. Conversions
 are those of loading (`data.image_size`), and from gray to RGB and back where nothing is guessed; anything else is
 refused.
 
@@ -28,7 +28,6 @@ from polyfed.data.client_arrays import NO_ARRAY
 from polyfed.data.column_schema import holds_labels, label_columns, pick_content
 from polyfed.data.files import check_file
 from polyfed.data.images import PICTURES, decode, images_in, read_picture
-from polyfed.data.labeled_texts import read_lines
 from polyfed.data.samples import LabeledSamples, TableColumns, fill_missing, stored_rows
 from polyfed.data.shelves import files_of
 from polyfed.data.text import FIRST_WORD, Vocabulary
@@ -101,8 +100,7 @@ def read(path: Path, form: InputSpec) -> InferenceInputs:
 
     Args:
         path: Parquet files (one, or all of a folder), PNG or JPEG files (likewise), a ``.csv`` or a ``.npy`` file; for
-            a run on texts Parquet files, a ``.csv``, a ``.txt`` (a text in every line) or a ``.npy`` file (ids). Blank
-            lines do not count.
+            a run on texts Parquet files, a ``.csv`` or a ``.npy`` file (ids).
         form: what the inputs must become.
     """
     check_file(path)
@@ -114,8 +112,6 @@ def read(path: Path, form: InputSpec) -> InferenceInputs:
         return from_tensor(_array(path), form, str(path))
     if suffix == ".csv":
         return _from_csv(path, form)
-    if suffix == ".txt" and form.vocabulary is not None:
-        return _of_texts(read_lines(path), form.vocabulary)
     if parquet and (form.vocabulary is not None or form.images):
         return _from_parquet(parquet, form)
     if pictures and form.images:
@@ -128,7 +124,7 @@ def read(path: Path, form: InputSpec) -> InferenceInputs:
 def _kinds(form: InputSpec) -> str:
     if form.vocabulary is None:
         return "a folder of Parquet or image files (.png, .jpg), one such file, a .csv file, or a .npy file"
-    return "a .csv, .parquet or .txt file of texts, a folder of .parquet files, or a .npy file of ids"
+    return "a .csv or .parquet file of texts, a folder of .parquet files, or a .npy file of ids"
 
 
 def _image_files(path: Path, suffix: str) -> tuple[list[Path], list[Path]]:

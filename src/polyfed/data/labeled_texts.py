@@ -1,4 +1,4 @@
-"""Labeled texts as ids of words, with the vectors that these may have, and texts line by line.
+"""Labeled texts as ids of words, with the vectors that these may have.
 
 Shapes: N texts, L ids per text, V ids, E numbers per word vector.
 """
@@ -98,19 +98,6 @@ def _remarks(
         if parts:
             lines.append(f"texts {what}: {', '.join(parts)}{more}")
     return tuple(lines)
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, one text each; blank lines do not count."""
-    check_file(path)
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"expected a text file in UTF-8, got {path}: {first_line(error)}") from error
-    texts = [line for line in lines if line]
-    if not texts:
-        raise ConfigError(f"expected a text in every line of {path}, got none")
-    return texts
 
 
 def load_word_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[np.float32]]:

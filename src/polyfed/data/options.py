@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from polyfed.data.samples import ONE_LABEL, is_missing
@@ -19,6 +21,12 @@ _OF_ANY = ("dataset", "root", "image_size", "task", "beside")  # keys that no da
 _BY_CLASS = ActsWith("partition", ("by_class",))
 _BY_GROUP = ActsWith("partition", ("by_group",))
 Positive = Annotated[int, Field(ge=1)]
+
+
+def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values given in Python as a recipe would have them: lists for tuples, plain numbers for NumPy's."""
+    settings = {key: [*value] if isinstance(value, tuple) else value for key, value in given.items()}
+    return {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
 
 
 class SourceSettings(Settings):

@@ -14,7 +14,7 @@ from polyfed.core.randomness import numpy_generator
 from polyfed.data.dataset import DatasetSource, public_inputs, with_declared
 from polyfed.data.datasets import load_dataset, load_source
 from polyfed.data.federated_dataset import FederatedDataset, build_federated_dataset
-from polyfed.data.options import PartitionSettings
+from polyfed.data.options import PartitionSettings, as_settings
 from polyfed.data.partition import Generators, Partition, check_integer
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Prepare, resize
@@ -149,7 +149,7 @@ def federate(
         how["num_clients"] = num_clients
     if partition is not None:
         how["partition"] = next((name for name, function in PARTITIONS.items() if partition is function), partition)
-    return build_federated_dataset(source, PartitionSettings(**how), data_generators(seed))
+    return build_federated_dataset(source, PartitionSettings(**as_settings(how)), data_generators(seed))
 
 
 def input_normalization(source: DatasetSource, names: Sequence[str]) -> Prepare:

@@ -67,12 +67,11 @@ def test_the_closest_update_of_a_rank_errs_by_the_tail_of_singular_values() -> N
     assert torch.equal(lora.truncate(lora.decompose(update, 4), 2).a, lora.decompose(update, 2).a)
 
 
-def test_with_equal_ranks_padding_slices_and_the_average_are_one_bit_for_bit() -> None:
-    naive = lora.average(EQUAL, WEIGHTS)
-    base = lora.truncate(BASE, 3)
-    for other in (lora.pad(EQUAL, WEIGHTS), slices(EQUAL, WEIGHTS, base)):
-        assert torch.equal(naive.a, other.a)
-        assert torch.equal(naive.b, other.b)
+def test_with_equal_ranks_padding_and_slices_are_the_average_bit_for_bit() -> None:
+    naive = lora.pad(EQUAL, WEIGHTS)
+    other = slices(EQUAL, WEIGHTS, lora.truncate(BASE, 3))
+    assert torch.equal(naive.a, other.a)
+    assert torch.equal(naive.b, other.b)
     shares = np.array(WEIGHTS) / sum(WEIGHTS)
     a = sum(w * one.a.double().numpy() for w, one in zip(shares, EQUAL, strict=True))
     b = sum(w * one.scale * one.b.double().numpy() for w, one in zip(shares, EQUAL, strict=True))
@@ -101,7 +100,6 @@ def test_with_one_client_every_rule_returns_its_adapter(rank: int) -> None:
     own = adapter(rank, 9)
     base = Adapter(torch.zeros(rank, IN), torch.zeros(OUT, rank))
     found = [
-        lora.average([own], [5.0]),
         lora.pad([own], [5.0]),
         slices([own], [5.0], base),
         lora.stack([own], [5.0]),
@@ -109,7 +107,7 @@ def test_with_one_client_every_rule_returns_its_adapter(rank: int) -> None:
     ]
     for one in found:
         assert close(lora.product(one), by_hand(own))
-    for one in found[:4]:
+    for one in found[:3]:
         back = lora.rescale(one, own.scale)
         assert torch.equal(back.a, own.a)
         assert torch.equal(back.b, own.b)  # s is a power of two here
@@ -142,9 +140,3 @@ def test_energy_beyond_a_rank() -> None:
         assert lora.energy_beyond(update, rank) == pytest.approx(squares[rank:].sum() / squares.sum(), abs=1e-9)
         assert lora.energy_beyond(update.T, rank) == pytest.approx(lora.energy_beyond(update, rank), abs=1e-12)
     assert lora.energy_beyond(torch.zeros(3, 2), 1) == 0.0
-
-
-def test_adapters_of_two_ranks_have_no_average() -> None:
-    two = [lora.Adapter(torch.ones(rank, 3), torch.ones(2, rank), 1.0) for rank in (1, 2)]
-    with pytest.raises(ValueError, match="expected adapters of one rank, got ranks 1, 2"):
-        lora.average(two, [0.5, 0.5])

@@ -48,11 +48,6 @@ def test_the_shares_are_beta() -> None:
         assert shares.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), abs=0.02)
 
 
-def test_another_draw_is_another_map() -> None:
-    assert torch.equal(mixing_map(8, 8, 4, 0.5, draws(3)), mixing_map(8, 8, 4, 0.5, draws(3)))
-    assert not torch.equal(mixing_map(8, 8, 4, 0.5, draws(3)), mixing_map(8, 8, 4, 0.5, draws(4)))
-
-
 def test_mixing_against_numpy() -> None:
     x = torch.randn(4, 2, 3, 5, generator=draws())
     share, order = mixing_map(3, 5, 4, 1.0, draws(1)), torch.tensor([2, 0, 3, 1])
@@ -70,12 +65,6 @@ def test_rows_without_weight_are_nobodys_partner() -> None:
     assert torch.equal(padded[:4], some)
     assert some.sort().values.tolist() == [0, 1, 2, 3]
     assert padded.sort().values.tolist() == list(range(6))
-
-
-def test_partners_are_drawn_for_many_clients_at_once() -> None:
-    order, w = torch.rand(3, 5, generator=draws()), torch.ones(3, 5)
-    together = torch.func.vmap(partners)(order, w)
-    assert torch.equal(together, torch.stack([partners(o, one) for o, one in zip(order, w, strict=True)]))
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (32, 16), (16, 32)])

@@ -110,19 +110,6 @@ def test_eta_schedules():
     assert FedHeNN(eta0=0.001).eta(200) == pytest.approx(0.0141, abs=5e-5)
 
 
-@pytest.mark.parametrize("schedule", ["sqrt", "linear"])
-def test_the_first_round_is_pure_local_training_without_a_byte_down(schedule):
-    members = clients(MIXED)
-    history = rounds(hetero(eta_schedule=schedule), members, held=public())
-    local = rounds(Local(), members)
-    assert history[0].record["bytes_down"] == 0
-    assert not any(history[0].down.values())
-    assert not history[0].before
-    assert all(same(history[0].weights[i], local[0].weights[i]) for i in range(4))
-    assert all(moved(history[1].weights[i], local[1].weights[i]) > 1e-5 for i in range(4))
-    assert history[0].record["sums"] == {}
-
-
 def hand_gradient(model, data, x, k_bar, weight):
     """Autograd of CE + weight (1 - CKA) with the L x L definition, in float64."""
     model = copy.deepcopy(model).double().train()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from polyfed.functional.masks import unpack_bits
@@ -124,25 +123,3 @@ def test_scored_is_the_sub_model():
         with torch.no_grad():
             accuracy = float((model(data.x).argmax(1) == data.y).float().mean())
         assert run.result["accuracy_per_client"][client] == pytest.approx(accuracy)
-
-
-class Tied(nn.Module):
-    """Two layers that share their weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Linear(4, 4)
-        self.second.weight = self.first.weight
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.head(self.second(self.first(x).tanh()).tanh())
-
-
-def test_networks_with_shared_weights_train():
-    history = rounds(FIARSE(shares="1 0.5"), clients(["tied"] * 2, 12), {"tied": Tied})
-    after = history[-1].after["model"]
-    assert {"first.weight", "second.bias"} <= after.keys()
-    assert "second.weight" not in after, "it travels once"
-    assert all(round.record["refused"] == [] for round in history)

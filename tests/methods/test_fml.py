@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.methods import FML
-from tests.helpers.toys import NETS, Two, clients, federation, rounds, same, two_parameter_clients
+from tests.helpers.toys import Two, rounds, two_parameter_clients
 
 
 class Small(nn.Module):
@@ -56,19 +56,3 @@ def test_two_clients_by_hand(weighting: Any, shares: tuple[float, float]) -> Non
         common = shares[0] * ends[0] + shares[1] * ends[1]
         torch.testing.assert_close(round.after["auxiliary_model"]["v"], common, atol=1e-5, rtol=0)
     assert signs == {-1.0, 1.0}, "the two clients should pull both ways"
-
-
-def test_scored_is_the_private_network() -> None:
-    fed, watch = federation(FML(), clients(["wide", "broad"], test=9), rounds=2)
-    done = fed.run()
-    assert fed.stages == ["personal"]
-    for number, name in enumerate(["wide", "broad"]):
-        model = done.models[number]
-        assert model.state_dict().keys() == NETS[name]().state_dict().keys()
-        assert same(
-            model.state_dict(),
-            {n.removeprefix("own."): t for n, t in watch.rounds[-1].weights[number].items() if n.startswith("own.")},
-        )
-        data = fed.clients[number].data.test
-        right = float((model(data.x).argmax(1) == data.y).double().mean())
-        assert done.history[-1]["accuracy_per_client"][number] == pytest.approx(right)

@@ -962,10 +962,6 @@ OTHER_SETTINGS: list[tuple[Any, dict[str, Any]]] = [
         {"models": WIDE, "reference_loss": pruned, "skip": NUMBERED},
     ),
     *((plain(rule), {**ADAPTED, "skip": NUMBERED}) for rule in ("svd", "slices", "pad", "select-and-fold")),
-    (
-        plain("average", ranks="2"),
-        {**ADAPTED, "reductions": [Reduction({"aggregation": "pad"}, plain("average", ranks="2"), "received")]},
-    ),
 ]
 
 

@@ -300,7 +300,7 @@ class _Checks:
                 raise ConfigError(
                     f"{self.name} would average nothing but the head ({_listed(common)}) of "
                     f"{self.first[architecture].title_with_network} with clients of other architectures; "
-                    f"{self.needs.hint}, or 'by-name' if that is meant"
+                    f"{self.needs.hint}"
                 )
 
     def _check_second_derivatives(self) -> None:

@@ -75,7 +75,8 @@ def shallow_references(weights: Mapping[str, Tensor]) -> dict[str, str]:
     Source: InCo Aggregation (Chan et al., ICLR 2024) and its authors' code.
     """
     found: dict[str, str] = {}
-    for members in blocks(name for name, t in weights.items() if _has_kernels(t)).values():
+    kernels = [name for name, t in weights.items() if t.dim() == 4 and t.shape[2:].numel() > 1]
+    for members in blocks(kernels).values():
         first, *deeper = members.values()
         for name in (name for block in deeper for name in block.values()):
             alike = [other for other in first.values() if weights[other].shape == weights[name].shape]
@@ -133,7 +134,3 @@ def last_blocks(small: Mapping[str, Tensor], large: Mapping[str, Tensor]) -> dic
                 alike = len(names) == len(others) and all(large[n].shape == small[name].shape for n in names)
                 found[name] = names if alike else []
     return found
-
-
-def _has_kernels(t: Tensor) -> bool:
-    return t.dim() == 4 and t.shape[2:].numel() > 1

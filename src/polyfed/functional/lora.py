@@ -4,8 +4,7 @@ The adapter of a linear layer with weight W (O, I) is A (r, I) and B (O, r); the
 s = alpha / r. Its update is s B A = sum_j s b_j a_j over its r components, a_j a row of A and b_j a column of B.
 
     rule      result                                                             exact: the weighted mean of s_k B_k A_k
-    average   means of s_k B_k and of A_k, ranks equal                           no
-    pad       the same, smaller adapters filled up with components of zero       no
+    pad       means of s_k B_k and of A_k, smaller adapters filled up with zeros  no
     slices    means of s_k b_kj and of a_kj, over the clients with component j   no
     svd       the mean's largest singular values and vectors                     within the rank
     stack     the components of all clients beside each other                    yes
@@ -48,18 +47,6 @@ def product(adapter: Adapter) -> Tensor:
     tensor([[ 6., 12.]])
     """
     return (adapter.scale * (adapter.b.double() @ adapter.a.double())).to(adapter.a.dtype)
-
-
-def average(adapters: Sequence[Adapter], weights: Sequence[float]) -> Adapter:
-    """A = sum_k p_k A_k and B = sum_k p_k s_k B_k, for equal ranks.
-
-    Raises:
-        ValueError: ranks differ.
-    """
-    ranks = sorted({adapter.rank for adapter in adapters})
-    if len(ranks) > 1:
-        raise ValueError(f"expected adapters of one rank, got ranks {', '.join(map(str, ranks))}")
-    return pad(adapters, weights)
 
 
 def pad(adapters: Sequence[Adapter], weights: Sequence[float], rank: int | None = None) -> Adapter:

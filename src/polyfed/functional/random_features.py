@@ -91,7 +91,12 @@ def apply_map(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """
     here = {name: tensor.to(x.device) for name, tensor in drawn.items()}
     if "words" in here:
-        return _count_words(len(drawn["words"]), x)
+        words = len(drawn["words"])
+        ids = x.flatten(1).long()
+        counts = torch.zeros(
+            ids.shape[0], words, device=ids.device
+        )  # len(ids) would fix the number where it is exported
+        return counts.scatter_add_(1, ids % words, (ids != _PADDING).float())
     phi_ND = _features(here, x)
     if "common" in here:
         without_ND = phi_ND - torch.outer(phi_ND @ here["common"], here["common"])
@@ -101,7 +106,9 @@ def apply_map(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 def _features(here: Mapping[str, Tensor], x: Tensor) -> Tensor:
     if "filters" in here:
-        return _pool_patches(here, x)
+        if torch.compiler.is_compiling():  # exported for any number of images
+            return _pool_patches(here, x)
+        return torch.cat([_pool_patches(here, images) for images in x.split(_IMAGES)])
     if "projection" in here:
         return _project(here, x)
     return _convolve(here, x)
@@ -127,12 +134,6 @@ def _cells(shape: Sequence[int]) -> int:
 
 
 def _pool_patches(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    if torch.compiler.is_compiling():  # exported for any number of images
-        return _pool_at_once(drawn, x)
-    return torch.cat([_pool_at_once(drawn, images) for images in x.split(_IMAGES)])
-
-
-def _pool_at_once(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
     filters = drawn["filters"]
     side = filters.shape[-1]
     maps = F.conv2d(x, filters, drawn["bias"], padding=side // 2)
@@ -213,9 +214,3 @@ def _project(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
         is_it = torch.minimum(x.long().clamp(min=0), drawn["last"]) == drawn["category"]
         x = torch.where(drawn["category"] < 0, x, is_it.to(x.dtype))
     return torch.relu(x @ drawn["projection"] + drawn["bias"])
-
-
-def _count_words(words: int, ids: Tensor) -> Tensor:
-    ids = ids.flatten(1).long()
-    counts = torch.zeros(ids.shape[0], words, device=ids.device)  # len(ids) would fix the number where it is exported
-    return counts.scatter_add_(1, ids % words, (ids != _PADDING).float())

@@ -50,8 +50,7 @@ class FedAvg(Method):
         ignores_initial_weights=True,
     )
 
-    # averages each tensor over all clients that have it; "same-shape": within each architecture; "by-name": also for
-    # networks with only the head in common
+    # averages each tensor over all clients that have it; "same-shape": within each architecture
     aggregation: weight_averaging.Aggregation = "layer-wise"
     weighting: weight_averaging.Weighting = "samples"  # clients count by their samples; "uniform": equally
 

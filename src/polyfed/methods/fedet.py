@@ -51,7 +51,7 @@ class FedET(FedAvg):
     )
 
     # w_u: mean within each architecture; "layer-wise": of each tensor over all clients that have it
-    aggregation: weight_averaging.OfOneFamily = "same-shape"
+    aggregation: weight_averaging.Aggregation = "same-shape"
     weighting: weight_averaging.Weighting = "uniform"  # equal weights in all means; "samples": by training samples
     # the server's network: the "largest" or "smallest" of the clients', or a model's name
     network: Annotated[str, Field(min_length=1)] = "largest"

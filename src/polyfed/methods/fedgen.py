@@ -40,7 +40,6 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.functional.modes import frozen_running_stats
-from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
 DECAY = 0.98  # of both losses' weights, per round
@@ -71,8 +70,6 @@ class FedGen(FedAvg):
 
     alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on generated features of drawn classes; 0: off
     beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards features of the batch's classes; 0: off
-    # averages each tensor over all clients that have it; "same-shape": within each architecture
-    aggregation: weight_averaging.OfOneFamily = "layer-wise"
 
     @property
     def requirements(self) -> Requirements:

@@ -79,8 +79,7 @@ class FedIN(Method):
         delta_entries=("model",),
     )
 
-    # averages each tensor over all clients that have it; "same-shape": within each architecture; "by-name": also for
-    # networks with only the head in common
+    # averages each tensor over all clients that have it; "same-shape": within each architecture
     aggregation: weight_averaging.Aggregation = "layer-wise"
     # equal weights layer-wise, by samples same-shape; or "samples" or "uniform" for both
     weighting: Literal["paper", "samples", "uniform"] = "paper"

@@ -3,8 +3,7 @@
 client k:  E epochs of SGD on CE, with layers W + s_k B_k A_k
            A_k (r_k, I),  B_k (O, r_k),  s_k = alpha / r_k
 server:    the head is averaged; adapters by `aggregation`:
-  average          A <- sum p_k A_k,  B <- sum p_k s_k B_k;  equal ranks only
-  pad              the same, with zeros up to the largest rank R (HETLoRA)
+  pad              A <- sum p_k A_k,  B <- sum p_k s_k B_k,  with zeros up to the largest rank R (HETLoRA)
   slices           component j: the same, over the clients with r_k > j (raFLoRA)
   svd              the R largest singular values of sum p_k s_k B_k A_k (FlexLoRA)
   select-and-fold  client k trains r_k of R components, drawn each round, and folds the others
@@ -28,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.core.adapters import (
@@ -211,7 +210,6 @@ RULES: dict[str, Rule] = {
     "slices": Rule(lambda sent, shares, last: lora.mean_components(sent, [range(a.rank) for a in sent], shares, last)),
     "pad": Rule(lambda sent, shares, last: lora.pad(sent, shares, last.rank)),
     "select-and-fold": SelectAndFold(),
-    "average": Rule(lambda sent, shares, last: lora.average(sent, shares)),
 }
 
 
@@ -250,13 +248,7 @@ class FedLoRA(Method):
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 16.0  # an update is scaled by alpha / rank
     layers: str = ""  # last names of the linear layers with adapters, as in "qkv out"; "": all but the head
     # how the server joins adapters of unequal rank
-    aggregation: Literal["stack", "svd", "slices", "pad", "select-and-fold", "average"] = "stack"
-
-    @model_validator(mode="after")
-    def _equal_ranks(self) -> FedLoRA:
-        if self.aggregation == "average" and len({*self.ranks.split()}) > 1:
-            raise ValueError(f"aggregation 'average' expects equal ranks, got '{self.ranks}'; use 'pad' or another")
-        return self
+    aggregation: Literal["stack", "svd", "slices", "pad", "select-and-fold"] = "stack"
 
     requirements = Requirements(same_architecture=True, split_model=True)
 

@@ -47,8 +47,6 @@ class FedRep(FedAvg):
         common_start="head",
     )
 
-    # each tensor over all clients that have it; "same-shape": within each architecture
-    aggregation: weight_averaging.OfOneFamily = "layer-wise"
     weighting: weight_averaging.Weighting = "uniform"  # clients count equally; "samples": by their samples
     # epochs of the head per round, before the extractor; 0: it is never trained
     head_epochs: Annotated[int, Field(ge=0)] = 10

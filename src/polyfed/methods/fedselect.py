@@ -70,7 +70,7 @@ class FedSelect(Method):
     # personal share at which a tensor's mask stops growing (one growth may exceed it); 0: FedAvg (uniform)
     max_personal_fraction: Share = 0.8
     grow_interval: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client between growths
-    # each entry over all clients that have it; "same-shape": within each architecture; "by-name": also a head alone
+    # each entry over all clients that have it; "same-shape": within each architecture
     aggregation: weight_averaging.Aggregation = "layer-wise"
     weighting: weight_averaging.Weighting = "uniform"  # clients count equally; "samples": by their samples
 

@@ -696,7 +696,7 @@ def _matters(kit: ConformanceKit, hyperparameter: str) -> None:
 def _changes(kit: ConformanceKit, base: Method, hyperparameter: str, value: Any) -> bool | None:
     """Whether the hyperparameter's value changes anything; None where it cannot be tried."""
     method = replaced(base, **{hyperparameter: value})
-    if method is None or _refuses_less(method, base):
+    if method is None:
         return None
     tiny = kit.world(base, method)
     try:
@@ -716,15 +716,6 @@ def _changes(kit: ConformanceKit, base: Method, hyperparameter: str, value: Any)
         if fixtures.difference(fixtures.effect(before), fixtures.effect(after), rounding) is not None:
             return True
     return False
-
-
-def _refuses_less(method: Method, base: Method) -> bool:
-    """Whether it differs from `base` in that it also averages a head alone, which no common network has need of."""
-    return (
-        base.requirements.more_than_head
-        and not method.requirements.more_than_head
-        and method.requirements.shared_shapes
-    )
 
 
 def _networks(tiny: TinyFederation) -> list[str]:

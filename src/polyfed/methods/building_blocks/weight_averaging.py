@@ -2,8 +2,7 @@
 
 Two modes are from the FedIN paper: "layer-wise" (eq. 19) keeps the union of all architectures' tensors by name and
 averages each over the clients that have it; "same-shape" (eq. 20, 21) keeps one model per architecture and averages
-within it. With one architecture both are FedAvg. "by-name" is "layer-wise" without the check that architectures share
-more than a head. Other named tensors can be shared in the same way (`init_zeros`).
+within it. With one architecture both are FedAvg. Other named tensors can be shared in the same way (`init_zeros`).
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean, weighted_mean
 from polyfed.models.split import Part
 
-Aggregation = Literal["layer-wise", "same-shape", "by-name"]
-OfOneFamily = Literal["layer-wise", "same-shape"]  # for methods whose networks share more than a head, or no head
+Aggregation = Literal["layer-wise", "same-shape"]
 Weighting = Literal["samples", "uniform"]
 AVERAGES_HEADS = "it averages heads"  # why outputs have to mean the same for all clients
 Target = Callable[[Group, list[int]], dict[str, Tensor]]  # a shared model, numbers of its clients -> where it should go
@@ -60,7 +58,11 @@ def init(server: Server, aggregation: Aggregation, parts: Collection[Part] | Non
 
     With `parts`, of these parts of split models alone.
     """
-    models = {a: _initial_weights(server, a, parts) for a in server.architectures}
+    models = {}
+    for architecture in server.architectures:
+        initial = server.initial_state(architecture)
+        names = float_state(server.model(architecture, initial), parts=parts)
+        models[architecture] = {name: initial[name] for name in names}
     if aggregation == "same-shape":
         for architecture, weights in models.items():
             server.state[_key("model", architecture)] = weights
@@ -205,11 +207,6 @@ def client_shares(server: Server, uploads: Mapping[int, Message], weighting: Wei
 
 
 # within -----------------------------------------------------------------------------------------------------------
-
-
-def _initial_weights(server: Server, architecture: str, parts: Collection[Part] | None) -> dict[str, Tensor]:
-    initial = server.initial_state(architecture)
-    return {name: initial[name] for name in float_state(server.model(architecture, initial), parts=parts)}
 
 
 def _clients_by_model(server: Server, aggregation: Aggregation, ids: Iterable[int]) -> dict[str, list[int]]:

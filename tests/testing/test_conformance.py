@@ -903,8 +903,8 @@ THREE_WIDTHS = [
 ]
 
 
-def plain(rule: str, ranks: str = "1 2 4") -> methods.FedLoRA:
-    return methods.FedLoRA(ranks=ranks, alpha=4.0, aggregation=rule)  # type: ignore[arg-type]
+def plain(rule: str) -> methods.FedLoRA:
+    return methods.FedLoRA(ranks="1 2 4", alpha=4.0, aggregation=rule)  # type: ignore[arg-type]
 
 
 OTHER_SETTINGS: list[tuple[Any, dict[str, Any]]] = [

@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -29,7 +29,6 @@ from polyfed.report.plot_style import (
     bar_style,
     canvas,
     finish_layout,
-    inches,
     legend,
     shortened,
     style_axes,
@@ -37,12 +36,10 @@ from polyfed.report.plot_style import (
 
 __all__ = ["RunSimilarity", "draw_maps", "draw_means", "pairwise_cka", "similarity"]
 
-_COLUMNS = 3  # heat maps side by side, of as many layers
+_HEIGHT = 2.4  # inches of a row of maps
 _SIZE = 8  # points of an architecture's name
-_LONG = 36  # letters of it
-_LETTER = 0.085  # inches of a letter in a map's title and a method's name
-_SIDE = 1.2  # inches of a map, at least
-_LINE = 0.14  # inches of it that a name beside it takes
+_LONG = 20  # letters of an architecture's name
+_LETTERS = 24  # letters of a method's name, in a line
 _NUMBERS = 8  # clients of one architecture whose numbers fit below a map
 _BAR = 0.085  # inches of a bar
 _PAIRS = {"within": "pairs of one architecture", "between": "pairs of two architectures"}
@@ -62,13 +59,6 @@ class RunSimilarity:
     total: int
     layers: Mapping[str, Mapping[str, Any]]
     inputs: str
-
-    def maps(self) -> dict[str, Any]:
-        """Layer -> matrix with the names of its rows and columns, as JSON takes it."""
-        labels = [f"{who.client} {who.architecture}" for who in self.clients]
-        about = f"Linear CKA between clients, {self.name}, seed {self.seed}, on {self.inputs}."
-        axes = {"about": about, "labels": labels, "row_axis": "client", "column_axis": "client"}
-        return {layer: {**axes, **one} for layer, one in self.layers.items()}
 
 
 def pairwise_cka(kernels: Sequence[Tensor]) -> Tensor:
@@ -107,27 +97,23 @@ def draw_maps(group: Group, found: Sequence[RunSimilarity], stem: str = "cka") -
     layers = common_layers([one.layers for one in found])
     about = f"{group.about}, seed {found[0].seed}. Personal models after the last round; {_who(found[0])}; "
     about += f"linear CKA on {found[0].inputs}. Over each map: mean over pairs."
-    blocks = [_blocks(one.clients) for one in found]
-    named = max(inches(_names(each), _SIZE) for each in blocks)
-    side = max(_SIDE, (WIDTH - 1.2 - named) / _COLUMNS - 0.1, _LINE * max(map(len, blocks)))
-    letters = int(side / _LETTER)
-    between = "\n" if max(map(len, layers)) + len(" 0.000") > letters else " "
-    height = 0.15 + named + (side + 0.35 + 0.16 * between.count("\n")) * len(found)
-    width = max(WIDTH, 1.2 + named + len(layers) * (side + 0.1))
-    figure, grid = canvas("CKA between clients", about, height, len(found), len(layers), width=width)
+    figure, grid = canvas("CKA between clients", about, _HEIGHT * len(found), len(found), len(layers))
     low = min(value for one in found for layer in layers for row in one.layers[layer]["matrix"] for value in row)
     low = int(10 * max(0.0, min(low, 0.9))) / 10  # the next lower tenth, where the shades begin
-    same_clients = len({one.clients for one in found}) == 1
     for one, row in zip(found, grid, strict=True):
-        numbered = row is grid[-1] or not same_clients
         for axes, layer in zip(row, layers, strict=True):
-            shown = _map(axes, one, layer, low, named=axes is row[0], numbered=numbered)
-            axes.set_title(f"{layer}{between}{one.layers[layer]['all']:.3f}", fontsize=9, parse_math=False)
-        name = "\n".join(textwrap.wrap(one.name, letters))
+            shown = _map(axes, one, layer, low, named=axes is row[0])
+            axes.set_title(f"{layer}\n{one.layers[layer]['all']:.3f}", fontsize=9, parse_math=False)
+        name = "\n".join(textwrap.wrap(one.name, _LETTERS))
         row[0].set_ylabel(name, fontsize=9, fontweight="bold", parse_math=False)
     add_colorbar(figure, shown, [axes for row in grid for axes in row], "CKA")
     finish_layout(figure)
-    data = {"about": about, "layers": layers, "runs": [_plain(one) for one in found]}
+    plain = [
+        {"name": one.name, "seed": one.seed, "clients": list(map(asdict, one.clients)), "inputs": one.inputs}
+        | {"layers": dict(one.layers)}
+        for one in found
+    ]
+    data = {"about": about, "layers": layers, "runs": plain}
     return FigureWithData(stem, figure, data, list(_pairs(found)))
 
 
@@ -137,7 +123,7 @@ def _who(one: RunSimilarity) -> str:
     return f"all {one.total} clients"
 
 
-def _map(axes: Any, one: RunSimilarity, layer: str, low: float, named: bool, numbered: bool) -> Any:
+def _map(axes: Any, one: RunSimilarity, layer: str, low: float, named: bool) -> Any:
     alike = one.layers[layer]
     clients = one.clients
     shown = axes.imshow(alike["matrix"], cmap=SHADES, vmin=low, vmax=1, gid=f"cka {one.name} {layer}")
@@ -149,13 +135,13 @@ def _map(axes: Any, one: RunSimilarity, layer: str, low: float, named: bool, num
             draw(start - 0.5, color="black", linewidth=0.7)
     if len(blocks) > 1:
         ticks = [(start + end - 1) / 2 for start, end, _ in blocks]
-        names = _names(blocks)
+        names = shortened([name for _, _, name in blocks], _LONG)
     else:
         step = -(-len(clients) // _NUMBERS)
         ticks = list(range(0, len(clients), step))
         names = [str(who.client) for who in clients[::step]]
     axes.set_yticks(ticks, names if named else [], fontsize=_SIZE)
-    axes.set_xticks(ticks, names if numbered else [], fontsize=_SIZE, rotation=90 if len(blocks) > 1 else 0)
+    axes.set_xticks(ticks, names, fontsize=_SIZE, rotation=90 if len(blocks) > 1 else 0)
     axes.tick_params(length=2)
     return shown
 
@@ -169,15 +155,6 @@ def _blocks(clients: Sequence[ClientRef]) -> list[tuple[int, int, str]]:
         else:
             found.append((place, place + 1, who.architecture))
     return found
-
-
-def _names(blocks: Sequence[tuple[int, int, str]]) -> list[str]:
-    return shortened([name for _, _, name in blocks], _LONG)
-
-
-def _plain(one: RunSimilarity) -> dict[str, Any]:
-    clients = [{"client": who.client, "architecture": who.architecture} for who in one.clients]
-    return {"name": one.name, "seed": one.seed, "clients": clients, "inputs": one.inputs, "layers": one.maps()}
 
 
 def _pairs(found: Sequence[RunSimilarity]) -> Iterator[dict[str, Any]]:

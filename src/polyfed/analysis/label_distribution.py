@@ -7,7 +7,7 @@ from typing import Any
 
 from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group
-from polyfed.report.plot_style import SHADES, WIDTH, FigureWithData, add_colorbar, canvas, inches, shortened
+from polyfed.report.plot_style import SHADES, FigureWithData, add_colorbar, canvas, shortened
 from polyfed.report.run_records import RunRecord
 from polyfed.results.schema import ClientRow
 
@@ -15,10 +15,9 @@ __all__ = ["label_table", "plot_labels"]
 
 _FEW = (30, 20)  # clients and classes up to which the counts are written into the cells
 _SIZE = 8  # points of names and counts
-_LONG = 36  # letters of a name
+_LONG = 24  # letters of a name
 _NAME = 24  # letters of a client's
 _ROW = 0.23  # inches, of a client's row with counts
-_BESIDE = 1.3  # inches, of what stands beside the cells: the axis' label, the scale of shades
 
 
 def label_table(run: RunRecord) -> dict[str, Any]:
@@ -54,10 +53,7 @@ def _by_name(row: ClientRow, names: Sequence[str]) -> Mapping[str, int]:
 
 
 def plot_labels(group: Group, table: Mapping[str, Any], stem: str = "labels") -> FigureWithData:
-    """Clients down, classes across, a shade for each count; the count itself where clients and classes are few.
-
-    The figure is as wide as counts and names ask for.
-    """
+    """Clients down, classes across, a shade for each count; the count itself where clients and classes are few."""
     counts = table["matrix"]
     clients = len(counts)
     classes = len(counts[0])
@@ -68,15 +64,8 @@ def plot_labels(group: Group, table: Mapping[str, Any], stem: str = "labels") ->
         architectures = shortened(table["architectures"], _LONG)
         names = [f"{architecture}  {name}" for architecture, name in zip(architectures, names, strict=True)]
     columns = shortened(table["columns"], _LONG)
-    width = WIDTH
-    if few:
-        cell = inches([str(count) for row in counts for count in row], _SIZE) + 0.08
-        width = max(WIDTH, inches(names, _SIZE) + classes * cell + _BESIDE)
-    beside = (width - inches(names, _SIZE) - _BESIDE) / min(classes, _FEW[1])
-    turned = inches(columns, _SIZE) + 0.05 > beside
-    below = 0.3 + (inches(columns, _SIZE) * 0.71 if turned else 0.2)
-    height = _ROW * clients if few else min(4.0, max(1.6, 0.05 * clients))
-    figure, ((axes,),) = canvas("Label table", about, height + below, width=width)
+    height = _ROW * clients + 1.0 if few else 4.0
+    figure, ((axes,),) = canvas("Label table", about, height)
     shown = axes.imshow(counts, cmap=SHADES, vmin=0, aspect="auto", interpolation="nearest", gid="counts")
     for y, row in enumerate(counts if few else ()):
         for x, count in enumerate(row):
@@ -84,7 +73,8 @@ def plot_labels(group: Group, table: Mapping[str, Any], stem: str = "labels") ->
                 color = "white" if count > shown.get_clim()[1] / 2 else "black"
                 axes.text(x, y, str(count), ha="center", va="center", fontsize=_SIZE, color=color)
     add_colorbar(figure, shown, [axes], "samples")
-    aslant = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if turned else {}
+    long = max(map(len, columns)) > 3
+    aslant = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
     axes.set_yticks(*_every(names, 30), fontsize=_SIZE)
     axes.set_xticks(*_every(columns, _FEW[1]), fontsize=_SIZE, **aslant)
     axes.set_ylabel("client")

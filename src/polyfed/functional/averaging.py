@@ -209,7 +209,7 @@ def _mean(tensors: Sequence[Tensor], shares: Sequence[float], like: Tensor) -> T
             largest = torch.maximum(largest, tensor)
         return largest.to(like.dtype)
     mean = torch.empty_like(like, requires_grad=False)
-    order = sorted(range(mean.ndim), key=mean.stride, reverse=True)  # of its dimensions in memory
+    order = sorted(range(mean.ndim), key=mean.stride, reverse=True)  # dimensions as they lie in memory
     parts = [(tensor.permute(order).reshape(-1), share) for tensor, share in counted]
     flat = mean.permute(order).view(-1)
     size = ENTRIES_AT_ONCE if mean.is_cpu else max(mean.numel(), 1)

@@ -19,7 +19,7 @@ from polyfed.functional.clipping import Normals
 from polyfed.functional.noise import on_grid
 
 _ROWS = 4096  # rows that are float64 at the same time
-_ROUNDING = 1e-9  # of the trace of S, by which sums of rows may be no sums of squares
+_ROUNDING = 1e-9  # share of the trace of S by which rounding may leave sums that no rows have
 
 
 def sum_rows(phi_ND: Tensor, y_N: Tensor, classes: int, products: bool = True) -> dict[str, Tensor]:
@@ -66,7 +66,11 @@ def are_possible(sums: Mapping[str, Tensor], rows: int) -> bool:
 
 # one release with noise ---------------------------------------------------------------------------------------------
 
-_SHARES = {"counts": 0.05, "sums": 0.7, "products": 0.25}  # of a row's squared effect, over the noise of each part
+_SHARES = {
+    "counts": 0.05,
+    "sums": 0.7,
+    "products": 0.25,
+}  # shares of a row's squared effect over the noise of each part
 _FEWEST = 1.0  # rows of a class that is there
 _FAR = 10.0  # deviations beyond which noise does not go
 

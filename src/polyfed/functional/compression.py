@@ -1,4 +1,4 @@
-"""Tensors that travel in fewer bytes: half precision, 8-bit integers with a scale for each row or column, or their
+"""Tensors in fewer bytes: half precision, 8-bit integers with a scale for each row or column, or their
 largest entries alone.
 
     precision   members of a packed matrix                         bytes of (L, R)

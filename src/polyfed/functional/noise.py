@@ -38,7 +38,7 @@ def add_noise(s: Tensor, level: float, z: Tensor) -> Tensor:
 
 _BLOCK = 2**18  # numbers drawn at once: 8 MiB of bits
 _BITS = 53
-_MASK = 2**53 - 1  # of a double's mantissa
+_MASK = 2**53 - 1  # the bits of a double's mantissa
 _FINE = 12  # bits of a grid below its noise's deviation
 
 

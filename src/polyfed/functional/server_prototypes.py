@@ -19,8 +19,8 @@ from polyfed.functional.losses import cross_entropy
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # prototypes (C, D), rows (M, D), labels (M,) int64 -> 0-d
 _EPSILON = 1e-5  # BatchNorm's, added to variances of anchors
-_LR = 0.1  # of spreading
-_DECAY = 0.95  # of that rate, after step 1, 11, 21, ...
+_LR = 0.1  # learning rate of spreading
+_DECAY = 0.95  # factor of that rate, after step 1, 11, 21, ...
 _MOMENTUM = 0.9
 _NEAREST = 1e-10  # the least squared distance, where two rows coincide
 
@@ -113,7 +113,7 @@ def train_network(
     """
     now = {name: t.detach().clone() for name, t in weights.items()}
     labels_M = labels_M.long()
-    losses: list[tuple[Tensor, int]] = []  # of an epoch's batches, and how many rows each had
+    losses: list[tuple[Tensor, int]] = []  # losses of an epoch's batches, and the rows of each
     for _ in range(epochs):
         order = torch.randperm(len(labels_M), generator=draws)
         losses.clear()

@@ -46,7 +46,7 @@ from polyfed.functional.averaging import layer_wise_mean
 from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods.building_blocks.early_exits import add_early_exits
 
-_ENOUGH = 0.5  # of the distillation's weight in the last round, for it to go without a remark
+_ENOUGH = 0.5  # share of the distillation's weight in the last round below which a remark says so
 
 
 @hyperparameters
@@ -75,7 +75,7 @@ class DepthFL(Method):
 
     evaluation_stage = "received"
 
-    # which network -----------------------------------------------------------------------------------------
+    # the client's network ------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
         return in_turn(self.depths, client_id)
 

@@ -99,7 +99,7 @@ class FD(Method):
             return
         prototypes.record_owners(server, sent)
         new = dict(zip(_TABLE, sent, strict=True))
-        if "outputs" in server.state:  # of classes that nobody sent anew
+        if "outputs" in server.state:  # keep rows of classes that nobody sent anew
             kept = ~torch.isin(get_tensor(server.state, "labels"), sent.labels)
             new = {name: torch.cat([get_tensor(server.state, name)[kept], rows]) for name, rows in new.items()}
         server.state |= new

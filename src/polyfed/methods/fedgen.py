@@ -42,12 +42,12 @@ from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.functional.modes import frozen_running_stats
 from polyfed.methods.fedavg import FedAvg
 
-DECAY = 0.98  # of both losses' weights, per round
+DECAY = 0.98  # factor of both losses' weights, per round
 LATENT_DIM = 32  # Z, numbers of noise
 HIDDEN_DIM = 256  # H, hidden units of G
-GENERATOR_STEPS = 50  # of Adam, per round
+GENERATOR_STEPS = 50  # steps of Adam, per round
 GENERATOR_BATCH = 128  # generated features per step
-_GENERATOR_LR = 3e-4  # of Adam in round 1
+_GENERATOR_LR = 3e-4  # learning rate of Adam in round 1
 _GENERATOR_LR_DECAY = 0.98  # per round
 _LEAST = 1e-4  # what `decayed` leaves
 WEIGHT_DECAY = 0.01  # L2 penalty in Adam
@@ -209,7 +209,7 @@ def diversity_loss(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
     """exp(-mean over pairs of |z_a - z_b|^2 |G_a - G_b|), distances as means over the entries: 1 if all G are alike."""
     noise_P = F.pdist(z_BZ).square() / z_BZ.shape[1]
     features_P = F.pdist(made_BD, p=1) / made_BD.shape[1]
-    return (-2 / len(z_BZ) ** 2 * (noise_P * features_P).sum()).exp()  # of B^2 pairs two are alike, and B are 0
+    return (-2 / len(z_BZ) ** 2 * (noise_P * features_P).sum()).exp()  # B^2 pairs: each is there twice, and B are 0
 
 
 def decayed(weight: float, round: int) -> float:

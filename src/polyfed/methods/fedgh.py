@@ -36,7 +36,7 @@ from polyfed.core.server import Server
 from polyfed.functional.class_prototypes import class_means, header_sgd_step
 from polyfed.methods.building_blocks.trained_header import TrainedHeader
 
-_MAX_GRAD_NORM = 50.0  # of a header step
+_MAX_GRAD_NORM = 50.0  # largest gradient norm of a header step
 
 
 @hyperparameters

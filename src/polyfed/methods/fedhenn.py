@@ -65,7 +65,7 @@ from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.building_blocks.alignment_data import ACKNOWLEDGMENT, AlignmentData
 from polyfed.validation.effect import ActsWith
 
-ROWS_AT_ONCE = 256  # of the RAD whose graph is kept at a time; costs memory, changes no result
+ROWS_AT_ONCE = 256  # rows of the RAD whose graph is kept at a time: more take more memory and change no result
 
 # the mean kernel -----------------------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class MeanKernel(KernelSimilarity):
     # target of a control: the client's "own" kernel, or the mean one with its rows "permuted"
     control: Literal["none", "own", "permuted"] = "none"
     rank: Annotated[int, Field(ge=1)] = 128  # columns of F, if the exact factor has more than 256
-    precision: Precision = "float32"  # of F, and of A_k with uploads = "kernels"
+    precision: Precision = "float32"  # numbers of F, and of A_k with uploads = "kernels"
 
     # server ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""FedKD: a private mentor and a common mentee that teach each other; the mentee's updates travel in low rank (Wu et
+"""FedKD: a private mentor and a common mentee that teach each other; the mentee's updates are sent in low rank (Wu et
 al., Nature Communications 2022).
 
 w_k is the mentor, m the mentee; p are softmax outputs, H the heads' inputs. The client's matrix
@@ -106,7 +106,9 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         for key in _UPDATE:
             server.state.pop(key, None)
-        server.state["holders"] = torch.tensor(sorted(uploads), dtype=torch.int64)  # of the m from before
+        server.state["holders"] = torch.tensor(
+            sorted(uploads), dtype=torch.int64
+        )  # clients that have m as it was before this round
         if not uploads:
             return
         before = get_group(server.state, "auxiliary_model")

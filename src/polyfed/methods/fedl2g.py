@@ -158,7 +158,7 @@ class FedL2G(Method):
         study = client.context["study"]
         order = torch.randperm(len(study), generator=client.generator("meta"))
         study = study[order[: client.training.batch_size]]
-        least = 2 if has_batchnorm(client.model) else 1  # which takes no single row
+        least = 2 if has_batchnorm(client.model) else 1  # BatchNorm takes no single row
         if min(len(quiz), len(study)) < least:
             return {}
         train = client.data.train

@@ -268,7 +268,7 @@ class FedLoRA(Method):
     def _rule(self) -> Rule:
         return RULES[self.aggregation]
 
-    # which network -----------------------------------------------------------------------------------------
+    # the client's network ------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
         return in_turn(self.ranks, client_id)
 

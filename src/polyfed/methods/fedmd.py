@@ -100,7 +100,7 @@ class FedMD(Method):
         return exchanges
 
     def start_round(self, server: Server, selected: Sequence[int]) -> None:
-        server.state.pop("consensus", None)  # of other rows, or of networks as they were
+        server.state.pop("consensus", None)  # it was of other rows, or of networks as they were
         if self.public_rows and self.digest_epochs:
             server.state["seed"] = torch.tensor(server.generator("rows").initial_seed())
 

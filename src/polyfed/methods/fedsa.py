@@ -56,7 +56,7 @@ class FedSA(prototypes.PrototypeUploads):
     contrast: Annotated[float, Field(ge=0)] = 1.0  # weight of the contrast of anchors with a margin; 0: off
     # weight of the head's loss on all anchors; 0: off. All three 0: Local, bit for bit
     calibration: Annotated[float, Field(ge=0)] = 1.0
-    # of the anchors; 1: they stay as drawn, 0: the clients' mean means
+    # share of its old value that an anchor keeps; 1: anchors stay as drawn, 0: they are the clients' mean means
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.9999
 
     staleness_weighting = "uploads"

@@ -52,7 +52,7 @@ class FjORD(SubModels):
     # distill the widest pass into the drawn width; false: the drawn width alone learns, from the labels
     distill: bool = True
 
-    # which network -----------------------------------------------------------------------------------------
+    # the client's network ------------------------------------------------------------------------------------
     def _level(self, server: Server, client_id: int) -> int:
         """Level of a client: p_i n, from 1 to n."""
         everybody = server.all_client_ids

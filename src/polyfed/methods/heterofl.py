@@ -126,7 +126,7 @@ class SubModels(Method):
             for i, message in uploads.items():
                 w_i = get_group(message, "model")
                 rows: Kept = {}
-                if "classes" in message:  # of the head, the rows of the client's classes alone
+                if "classes" in message:  # the head's rows of the client's classes alone
                     rows = {OUTPUT: get_tensor(message, "classes").nonzero().flatten()}
                 parts.append(SlicedModel(slice_channels(plan, w_i, rows), {**kept[i], **rows}))
             shares = [server.share(i, weighting) for i in uploads]
@@ -222,7 +222,7 @@ class HeteroFL(SubModels):
 
     requirements = Requirements(same_architecture=True, classes="its loss leaves out classes that a client lacks")
 
-    # which network -----------------------------------------------------------------------------------------
+    # the client's network ------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
         return client_level(server, self.rates, client_id)
 

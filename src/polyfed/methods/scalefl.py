@@ -88,7 +88,7 @@ class ScaleFL(SubModels):
     def planned(self) -> str:
         return "when early exits begin to learn from the last one"
 
-    # which network -----------------------------------------------------------------------------------------
+    # the client's network ------------------------------------------------------------------------------------
     def _level(self, variant: str) -> Level:
         """Level of the whole network."""
         return _levels(self.levels)[int(variant) - 1] if variant else Level(1.0, 1.0)

@@ -135,7 +135,7 @@ def _join(prefix: str, name: str) -> str:
 
 
 class _ChannelTracer:
-    """Walks through a recorded forward and finds out which channels belong together."""
+    """Follows a recorded forward step by step and finds out which channels belong together."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

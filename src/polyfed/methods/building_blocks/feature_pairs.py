@@ -41,13 +41,13 @@ from polyfed.functional.modes import has_batchnorm
 from polyfed.functional.noise import add_noise
 from polyfed.validation.effect import ActsWith
 
-# of pairs that nobody sends there is none to hide: FedIN without them has noise in the training pass alone
+# without pairs there is no message to add noise to: FedIN then has noise in the training pass alone
 Where = Annotated[
     Literal["both", "message", "forward"], ActsWith("noise_std"), ActsWith("exchange_features", of=("message",))
 ]
 Releases = tuple[Release, ...]
 Projection = Literal["none", "fixed"]
-Size = Annotated[int, Field(ge=1), ActsWith("projection", ("fixed",))]  # of the common shape
+Size = Annotated[int, Field(ge=1), ActsWith("projection", ("fixed",))]  # a size of the common shape
 _PARTS = ("s_in", "s_out")
 
 

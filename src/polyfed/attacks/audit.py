@@ -49,7 +49,7 @@ FILES = (
 _FEWEST = 4  # shadow models: two with and two without each row
 _PANELS = ((SERVER, "loss", "server, loss"), (SERVER, "LiRA", "server, LiRA"), (HOLDER, "loss", "holder, loss"))
 _ABOUT = "Members: rows that a client trained on. Others: test rows that nobody trained on."
-_HOLDER_IS = "holder: an attacker with the clients' own networks as the run left them, in any way; not the server."
+_HOLDER_IS = "holder: an attacker who has the clients' own networks as the run left them; not the server."
 
 
 def leakage(
@@ -167,7 +167,7 @@ def audit_run(
         "hyperparameters": record.result.hyperparameters,
         "dataset": record.result.dataset,
         "run_seed": record.seed,
-        "on_the_way": ", ".join(f"{key} {format_setting(value)}" for key, value in settings) or None,
+        "upload_settings": ", ".join(f"{key} {format_setting(value)}" for key, value in settings) or None,
         "replay_equal": run.equal,
         "bytes_up_per_client": sum(nbytes(each.traveled) for each in transcripts.values()) / len(transcripts),
         "goes_up": describe(transcripts[sent_last[0]].traveled),
@@ -253,7 +253,7 @@ def _tables(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Column]]:
     images = [
         {
             "run": each["name"],
-            "made from": one["what"],
+            "attacked": one["what"],
             "images": str(one["images"]),
             **{
                 heading: "-" if one[key] is None else f"{one[key]:.{digits}f}"
@@ -266,8 +266,8 @@ def _tables(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Column]]:
         for each in found
         if (one := each["reconstruction"])
     ]  # fmt: skip
-    tables = {"What goes up": sent, "Which rows a client trained on": members, "Images made again": images}
-    words = ("run", "goes up", "in the clear", "classes guessed by", "by", "made from")
+    tables = {"What goes up": sent, "Which rows a client trained on": members, "Reconstructed images": images}
+    words = ("run", "goes up", "in the clear", "classes guessed by", "by", "attacked")
     return {title: columns_of(rows, words) for title, rows in tables.items() if rows}
 
 
@@ -284,13 +284,13 @@ def _notes(found: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     if any(each["reconstruction"] for each in found):
         notes.append(
-            "Images: each against the nearest private one behind what was attacked; guess: the mean of all the "
-            "client's training images, made without anything that was sent."
+            "Images: each is compared with the nearest private one behind what was attacked. Guess: the mean of the "
+            "client's training images, which needs no upload."
         )
     for each in found:
         name = each["name"]
-        if each["on_the_way"]:
-            notes.append(f"{name}: uploads on their way: {each['on_the_way']}.")
+        if each["upload_settings"]:
+            notes.append(f"{name}: privacy and compression of uploads: {each['upload_settings']}.")
         missing = {
             "classes": each["classes"]["why_not"],
             "rows": each["membership_why_not"],

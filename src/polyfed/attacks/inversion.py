@@ -1,4 +1,4 @@
-"""Inputs made again from features of them, or from sums over the features of all of them."""
+"""Inputs reconstructed from their features, or from sums over the features of all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's images, made again from what it sent last.
+"""A client's images, reconstructed from its last upload.
 
 What is attacked is what the method's `exposed` names: features of single images, class means, or sums over all rows.
 The attacker knows the function behind them. For features and class means that is the client's network after the round,
@@ -48,9 +48,9 @@ _ACROSS = 8  # images across
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """Images made again from one upload.
+    """Images reconstructed from one upload.
 
-    what: they were made from. images: (N, C, H, W) in [0, 1]. nearest: of the private images behind each the nearest,
+    what: was attacked. images: (N, C, H, W) in [0, 1]. nearest: of the private images behind each the nearest,
     by PSNR. summary: PSNR [dB] and SSIM against these, means over the images, as JSON takes them; and the same for the
     mean of the client's training images, a guess that needs no upload.
     """
@@ -64,7 +64,7 @@ class Reconstruction:
 def reconstruct(
     replay: Replay, transcript: Transcript, count: int, steps: int
 ) -> tuple[Reconstruction | None, str | None]:
-    """Images made again from a client's upload, or why there are none.
+    """Images reconstructed from a client's upload, or the reason why there are none.
 
     Args:
         count: how many features, or class means of the rarest classes, are attacked; of sums all rows are. steps: of
@@ -183,15 +183,15 @@ def _nearest(images: Tensor, behind: Sequence[Tensor]) -> Tensor:
 
 
 def draw_images(found: Mapping[str, Reconstruction]) -> Figure:
-    """For each run, by its name, private images and below them what was made again, with PSNR and SSIM."""
+    """For each run, by its name, private images and below them the reconstructed ones, with PSNR and SSIM."""
     across = min(_ACROSS, max(len(one.images) for one in found.values()))
     about = (
-        "First lines: the nearest of the private images behind what was attacked. Second lines: made from what was "
-        f"sent. Numbers: PSNR [dB] and SSIM. At most {_ACROSS} images of a run."
+        "First rows: the nearest of the private images behind what was attacked. Second rows: reconstructed from "
+        f"uploads. Numbers: PSNR [dB] and SSIM. At most {_ACROSS} images of a run."
     )
     height = 2 * len(found) * (_CELL + _TEXT_ROW)
     width = max(_NAMES + across * (_CELL + 0.08), 4.6)
-    figure, axes = canvas("Images made again from what was sent", about, height, 2 * len(found), across, width=width)
+    figure, axes = canvas("Images reconstructed from uploads", about, height, 2 * len(found), across, width=width)
     for line in axes:
         for cell in line:
             cell.set_xticks([])

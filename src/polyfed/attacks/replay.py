@@ -1,8 +1,8 @@
-"""What an honest-but-curious server got in a finished run: the last rounds run once more, with every message kept.
+"""What an honest-but-curious server got in a finished run: its last rounds are run once more, and all messages kept.
 
-A run is a function of its recipe, so that its messages need not be stored. They are made again from a copy of the run
-folder, from the checkpoint before the rounds wanted where there still is one, else from the start; the run folder stays
-as it is. Bytes and losses of these rounds are compared with the records.
+A run is a function of its recipe, so that its messages need not be stored. A copy of the run folder is resumed from the
+checkpoint before the rounds wanted, where there still is one, else the run begins anew; the run folder stays as it is.
+Bytes and losses of these rounds are compared with the records.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAIN = "train"  # name of a method's one or main exchange
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
-    """The messages down to one client and up again.
+    """The messages to one client and from it.
 
     job: the engine's, with the client as it was before. down: the broadcast. traveled: the upload as it left.
     up: the same as the method's server half reads it, without compression. weights, state: the client's, after it.
@@ -103,7 +103,7 @@ class Replay:
     record: RunRecord
     recipe: Recipe
     federation: Any
-    wire: RecordingExecutor
+    recorder: RecordingExecutor
     equal: bool
 
     def transcript(self, client: int) -> Transcript:
@@ -112,7 +112,7 @@ class Replay:
         Raises:
             ConfigError: it took part in no such exchange.
         """
-        found = self.wire.transcripts.get((client, _MAIN))
+        found = self.recorder.transcripts.get((client, _MAIN))
         if found is None:
             raise ConfigError(f"client {client} of {self.record.path} took part in no exchange '{_MAIN}'")
         return found
@@ -123,7 +123,7 @@ class Replay:
         return found
 
     def rerun_with(self, transcript: Transcript, data: LabeledSamples, purpose: str, number: int) -> Message | None:
-        """The upload of a stranger with these training samples in the client's place.
+        """The upload of a new client with these training samples in the client's place.
 
         It receives the client's broadcast, has no weights or state of its own and other random streams, and is no
         client of the run. The engine treats its job as any other, `[privacy]` and `[compression]` included.
@@ -141,7 +141,7 @@ class Replay:
         client.weights = None
         client.state = {}
         job = dataclasses.replace(transcript.job, client=client, scores=False)
-        (outcome,) = self.wire.inner.run([job], lambda _: None)
+        (outcome,) = self.recorder.inner.run([job], lambda _: None)
         settings = self.federation.plugin("compression").settings
         return restore_upload(settings, outcome.message, job.message) if outcome.counts else None
 
@@ -179,11 +179,11 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     first = min(rounds[client] for client in clients)
     with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
         begun = _begun(record.path, first, Path(place), recipe)
-        wire = RecordingExecutor(lambda message, down: restore_upload(recipe.compression, message, down), rounds)
-        federation = build_federation(recipe, out=begun, wrap_executor=wire.wrap)
+        recorder = RecordingExecutor(lambda message, down: restore_upload(recipe.compression, message, down), rounds)
+        federation = build_federation(recipe, out=begun, wrap_executor=recorder.wrap)
         run = federation.run(resume=begun is not None)
         equal = _compared(record, list(run.history), first)
-    return Replay(record, recipe, federation, wire, equal)
+    return Replay(record, recipe, federation, recorder, equal)
 
 
 def _begun(run: Path, first: int, place: Path, recipe: Recipe) -> Path | None:

@@ -28,8 +28,8 @@ def leakage(
 ) -> None:
     """Report what a curious server learns, method by method.
 
-    From the messages of finished runs, made again by running their last rounds once more: what goes up, what it states
-    in the clear, which rows a client trained on (loss threshold and LiRA), which classes it has, and images made again
+    The last rounds of finished runs are run once more, and their messages read: what is uploaded, what it states in
+    the clear, which rows a client trained on (loss threshold and LiRA), which classes it has, and images reconstructed
     from features, class means or sums. Prints the table, and writes it (md, json), the ROC curves and the images (png,
     svg).
 

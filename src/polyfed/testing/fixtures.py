@@ -181,7 +181,7 @@ def world(
 
 
 class ReorderedClient(Client):
-    """A client that walks through its data in another order, all else alike."""
+    """A client that takes its data in another order, all else alike."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """The client's stream; another one for the order of the batches."""
@@ -213,14 +213,19 @@ def sent(federation: Federation) -> dict[str, Tensor]:
     }
 
 
+def _at_work(federation: Federation, number: int, receives: bool) -> Client:
+    """A client with its network, which has received what it would be sent now, or is as the client keeps it."""
+    method, server = federation.method, federation.server
+    worker = working_copy(federation.clients[number], method.variant(server, number), federation.model_factory)
+    worker.round = server.round
+    if receives:
+        method.receive(worker, freeze(method.broadcast(server, number)))
+    return worker
+
+
 def received(federation: Federation, number: int) -> dict[str, Tensor]:
     """The float weights of a client's network after receiving what it would be sent now."""
-    method = federation.method
-    client = federation.clients[number]
-    worker = working_copy(client, method.variant(federation.server, number), federation.model_factory)
-    worker.round = federation.server.round
-    method.receive(worker, freeze(method.broadcast(federation.server, number)))
-    state = worker.model.state_dict()
+    state = _at_work(federation, number, receives=True).model.state_dict()
     return {name: t.detach().to("cpu", copy=True) for name, t in state.items() if t.is_floating_point()}
 
 
@@ -229,10 +234,7 @@ def predictions(federation: Federation) -> dict[str, Tensor]:
     method = federation.method
     found = {}
     for client in federation.clients:
-        worker = working_copy(client, method.variant(federation.server, client.id), federation.model_factory)
-        worker.round = federation.server.round
-        if method.evaluation_stage == "received" or client.weights is None:
-            method.receive(worker, freeze(method.broadcast(federation.server, client.id)))
+        worker = _at_work(federation, client.id, method.evaluation_stage == "received" or client.weights is None)
         model = method.personal_model(worker.model)
         with torch.inference_mode(), eval_mode(model):
             x = client.prepare(client.data.test.x.to(federation.model_factory.device))

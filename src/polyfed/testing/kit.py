@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 
@@ -22,7 +22,7 @@ from polyfed.testing import fixtures
 from polyfed.testing.fixtures import SHORT, TinyFederation
 from polyfed.testing.observation import AggregationScene, ConformanceError, Observation
 from polyfed.testing.spy import Spy
-from polyfed.validation.hyperparameters import flat_settings
+from polyfed.validation.hyperparameters import flat_fields, flat_settings
 
 
 class NotApplicable(Exception):
@@ -190,8 +190,8 @@ class ConformanceKit:
 
 def is_fixed(method: Method, hyperparameter: str) -> bool:
     """Whether the class of the method leaves this hyperparameter one value only."""
-    hint = _hint(method, hyperparameter)
-    return typing.get_origin(hint) is Literal and len(typing.get_args(hint)) == 1
+    choices, kinds = _choices(method, hyperparameter)
+    return len(choices) == len(kinds) == 1
 
 
 def others(method: Method, hyperparameter: str) -> tuple[list[Any], bool]:
@@ -199,11 +199,8 @@ def others(method: Method, hyperparameter: str) -> tuple[list[Any], bool]:
     difference.
     """
     value = flat_settings(method)[hyperparameter]
-    hint = _hint(method, hyperparameter)
-    choices = [
-        choice for part in _parts(hint) if typing.get_origin(part) is Literal for choice in typing.get_args(part)
-    ]
-    if choices and value in choices:
+    choices, kinds = _choices(method, hyperparameter)
+    if value in choices:
         return [choice for choice in choices if choice != value], True
     if isinstance(value, bool):
         return [not value], True
@@ -212,26 +209,18 @@ def others(method: Method, hyperparameter: str) -> tuple[list[Any], bool]:
     if isinstance(value, float):
         return [3 * value + 0.5, 0.0, value / 2, 0.05, 0.9], False
     if value is None:
-        kinds = _parts(hint)
         tried: dict[type, list[Any]] = {float: [0.05, 0.5], int: [1, 2], bool: [True]}
         return next((values for kind, values in tried.items() if kind in kinds), []), False
     return [], False
 
 
-def _hint(method: Any, hyperparameter: str) -> Any:
-    """The type of a setting, by its dotted name."""
-    table, _, inner = hyperparameter.partition(".")
-    if inner:
-        return _hint(getattr(method, table), inner)
-    return typing.get_type_hints(type(method), include_extras=False).get(hyperparameter)
-
-
-def _parts(hint: Any) -> list[Any]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return [part for member in typing.get_args(hint) for part in _parts(member)]
-    if typing.get_origin(hint) is typing.Annotated:
-        return _parts(typing.get_args(hint)[0])
-    return [hint]
+def _choices(method: Method, hyperparameter: str) -> tuple[list[Any], list[Any]]:
+    """The values that a hyperparameter's type lists, and the types that it is a union of."""
+    hint = flat_fields(type(method))[hyperparameter].annotation
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    members = typing.get_args(hint) if union else (hint,)
+    kinds = [member.__origin__ if typing.get_origin(member) is Annotated else member for member in members]
+    return [choice for kind in kinds if typing.get_origin(kind) is Literal for choice in typing.get_args(kind)], kinds
 
 
 def replaced(method: Method, **hyperparameters: Any) -> Method | None:

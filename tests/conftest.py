@@ -53,43 +53,15 @@ def _let_torchvision_import() -> None:
         _kept.append(library)
 
 
-# Properties of the kit that the engine answers for more than the method does, and the longest: with a run for every
-# hyperparameter, or for many answers. `make test` asks each of three methods, in turn, `make test-all` of all.
-OF_SOME = (
-    "any_subset",
-    "alone_knows_nobody",
-    "alone_with_one_client",
-    "batchnorm",
-    "begins_alike",
-    "bytes_metered",
-    "data_are_shuffled",
-    "global_generators_untouched",
-    "missing_upload_is_not_zero",
-    "nan_is_rejected",
-    "other_seed_other_result",
-    "same_seed_same_result",
-    "scoring_changes_nothing",
-    "unselected_are_left_alone",
-)
-METHODS = ("test_local", "test_fedavg", "test_fedhenn", "test_fedgh", "test_fedin", "test_scaffold", "test_fml")
-# The longest of them, of one: an average, a header that the server trains, control variates.
-OF_ONE = {
-    "degenerate_clients": "test_fedgh",
-    "goes_on_after_its_end": "test_fedgh",
-    "hyperparameters_matter": "test_fedavg",
-    "learns": "test_scaffold",
-    "state_is_explicit": "test_scaffold",
+# Properties of the kit that take longest, or that the engine answers for more than the method does. `make test` asks
+# them of three methods only (an average, a head that the server trains, control variates), `make test-all` of all.
+LONG = {
+    *("alone_knows_nobody", "alone_with_one_client", "any_subset", "batchnorm", "begins_alike", "bytes_metered"),
+    *("data_are_shuffled", "degenerate_clients", "global_generators_untouched", "goes_on_after_its_end"),
+    *("hyperparameters_matter", "learns", "missing_upload_is_not_zero", "nan_is_rejected", "other_seed_other_result"),
+    *("same_seed_same_result", "scoring_changes_nothing", "state_is_explicit", "unselected_are_left_alone"),
 }
-
-
-def asks(test: str, property_: str) -> bool:
-    """Whether `make test` asks a method for a property."""
-    if property_ in OF_ONE:
-        return test == OF_ONE[property_]
-    if property_ not in OF_SOME:
-        return True
-    turn = OF_SOME.index(property_)
-    return test in (METHODS[(turn + step) % len(METHODS)] for step in (0, 2, 3))  # each two of them are asked together
+ASKED_ALL = ("test_fedavg", "test_fedgh", "test_scaffold")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -97,8 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name == "test_conformance.py" and isinstance(item, pytest.Function):
             asked = getattr(item, "callspec", None)
-            property_ = asked.params.get("property_") if asked else None
-            if property_ and not asks(item.originalname, property_):
+            if asked and asked.params.get("property_") in LONG and item.originalname not in ASKED_ALL:
                 item.add_marker(pytest.mark.slow)
 
 

@@ -215,23 +215,6 @@ def test_in_a_recipe_with_networks_and_data_in_worker_processes(project: Path) -
     assert plain.result["accuracy_per_client"] == serial.result["accuracy_per_client"], "share = 1 is FedGH"
 
 
-def test_compare_check_and_sweep_take_such_a_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (project / "mine.toml").write_text(RECIPE + VARIANT)
-    path = project / "mine.toml"
-    assert polyfed("compare", path, "--methods", "own_all:Gentle,half-way,fedgh", "-q", "--out", "all") == 0
-    members = {folder.name for folder in Path("all").iterdir() if folder.is_dir()}
-    assert members == {"local", "own_all.Gentle", "half-way", "fedgh"}
-    rows = json.loads(Path("all/comparison.json").read_text())["tables"][0]["rows"]
-    assert {row["name"] for row in rows} == members
-    assert polyfed("check", path, "--methods", "local,own_all:Gentle") == 0
-    assert re.search(r"^own_all:Gentle +yes", capsys.readouterr().out, re.MULTILINE)
-    assert polyfed("check", path, "--method", "own_all:Gentle") == 0
-    assert capsys.readouterr().out.startswith("own_all.Gentle on digits")
-    words = ["--method", "own_all:Gentle", "--set", "method.share=0.5,1", "-q", "--out", "swept"]
-    assert polyfed("sweep", path, *words) == 0
-    assert {folder.name for folder in Path("swept").iterdir() if folder.is_dir()} == {"local", "share=0.5", "share=1"}
-
-
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

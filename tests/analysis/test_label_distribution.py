@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polyfed.analysis.label_distribution import label_table, plot_labels
+from polyfed.analysis.label_distribution import label_table
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import load_run_data
-from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import RunRecord
 from polyfed.results.schema import ClientRow
 
@@ -39,17 +38,3 @@ def test_clients_with_classes_of_their_own_and_records_without_counts(runs: list
     for without in ({}, {"labels": {}}):
         with pytest.raises(ConfigError, match="expected training samples by class"):
             label_table(counted(one=without))
-
-
-def test_numbers_where_there_is_room_and_shades_everywhere(runs: list[RunRecord]) -> None:
-    (group,), _ = group_runs(runs)
-    table = label_table(runs[0])
-    drawing = plot_labels(group, table)
-    axes = drawing.figure.axes[0]
-    assert axes.images[0].get_array().tolist() == table["matrix"]
-    written = {text.get_position(): int(text.get_text()) for text in axes.texts}
-    assert written == {(x, y): n for y, row in enumerate(table["matrix"]) for x, n in enumerate(row) if n}
-    assert sum(row["samples"] for row in drawing.rows) == 80
-    many = plot_labels(group, {**table, **{key: table[key] * 10 for key in ("matrix", "architectures", "rows")}})
-    assert not many.figure.axes[0].texts
-    assert len(many.figure.axes[0].get_yticklabels()) <= 30

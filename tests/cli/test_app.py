@@ -15,7 +15,6 @@ import pytest
 
 import polyfed
 from polyfed.cli import app as cli
-from polyfed.errors import RunError
 from polyfed.testing.fixtures import TIMES
 from tests.helpers.processes import forked
 from tests.helpers.quick import others_slow
@@ -147,23 +146,6 @@ def test_compare_runs_all_adds_local_and_skips_what_is_done(polyfed_: Terminal) 
     assert (folders[1] / "result.json").stat().st_mtime_ns == times[1]
 
 
-def test_one_failing_run_does_not_lose_the_others(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise ArithmeticError("no more numbers")
-
-    monkeypatch.setattr(polyfed.methods.FedAvg, "aggregate", fail)
-    words = ["compare", "tiny.toml", "--methods", "fedavg,fedgh", "--out", "all", "-q"]
-    said = polyfed_(*words, status=1)
-    line = "polyfed: fedavg, seed 0 failed: server, round 1, aggregation: ArithmeticError: no more numbers\n"
-    assert said.error == line
-    assert "\nlocal" in said.out
-    assert "\nfedgh" in said.out
-    assert not Path("all/fedavg/seed-0/result.json").exists()
-    monkeypatch.undo()
-    monkeypatch.chdir(polyfed_.folder)
-    assert "\nfedavg" in polyfed_(*words).out
-
-
 def test_compare_goes_on_after_an_interruption(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["compare", "tiny.toml", "--methods", "fedgh", "-q", "--set", "run.checkpoint_every=1"]
     polyfed_(*words, "--out", "undisturbed")
@@ -222,19 +204,6 @@ def test_report_makes_the_table_again_from_folders(polyfed_: Terminal) -> None:
     polyfed_("report", "all", "--results", "page.md")
     assert "\n    polyfed compare tiny.toml --methods fedgh --seeds 0 --out all\n" in Path("page.md").read_text()
     assert "with no other options" in polyfed_("report", "all", "--results", "p.md", "--metrics", status=2).error
-
-
-@pytest.mark.parametrize(("error", "status"), [(RunError("client 3 failed"), 1), (KeyboardInterrupt(), 130)])
-def test_exit_statuses(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr("polyfed.experiments.run.build_federation", fail)
-    said = polyfed_("run", "tiny.toml", status=status)
-    assert said.error.count("\n") == 1
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["run", "tiny.toml"])
-    assert ended.value.code == status
 
 
 # In a process of its own

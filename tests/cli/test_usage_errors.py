@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -114,13 +112,6 @@ def test_data_that_cannot_be(place: Place, settings: list[str], line: str) -> No
     assert line in place.run_refused(*words)
 
 
-def test_a_broken_parquet_file(place: Place) -> None:
-    (place.folder / "broken").mkdir()
-    (place.folder / "broken" / "train.parquet").write_bytes(b"PAR1 and then nothing")
-    said = place.run_refused("--set", "data.dataset=parquet", "--set", "data.root=broken")
-    assert "expected a whole Parquet file, got broken/train.parquet" in said
-
-
 FIT = [
     (["run.device=abacus"], ", got 'abacus'; PyTorch does not know it"),
     (["method.name=fedhenn"], "fedhenn needs 5000 public rows, got 0; set data.holdout"),
@@ -189,20 +180,6 @@ def test_a_recipe_that_is_not_toml(place: Place, text: str) -> None:
     assert "tiny.toml" in place.refused("run", "tiny.toml")
 
 
-def test_a_run_folder_that_holds_another_run(place: Place) -> None:
-    out = ["run", "tiny.toml", "--out", "runs/mine", "-q"]
-    assert place.say(*out).status == 0
-    assert "already holds a run" in place.refused(*out)
-    said = place.refused(*out, "--resume", "--set", "training.lr=0.5")
-    assert "training.lr was 0.01, now 0.5" in said
-    assert "training.lr was" in place.refused(
-        *out, "--resume", "--set", "training.lr=0.5", "--set", "data.num_clients=3"
-    )
-    assert "run.seed was 0, now 1" in place.refused(*out, "--resume", "--seed", "1")
-    assert "method.name was 'local', now 'fedgh'" in place.refused(*out, "--resume", "--method", "fedgh")
-    assert "which holds a single one" in place.refused("compare", "tiny.toml", "--out", "runs/mine")
-
-
 def test_a_place_where_nothing_can_be_written(place: Place) -> None:
     (place.folder / "file").write_text("here")
     (place.folder / "full").mkdir()
@@ -211,14 +188,3 @@ def test_a_place_where_nothing_can_be_written(place: Place) -> None:
         assert "file" in place.refused(command, "tiny.toml", "--out", "file")
         assert "got " in place.refused(command, "tiny.toml", "--out", "file/below")
     assert "with other files in it" in place.refused("run", "tiny.toml", "--out", "full")
-
-
-def test_the_real_command_line(place: Place) -> None:
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "polyfed", "rnu"]
-    done = subprocess.run(command, cwd=place.folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "no such command 'rnu'. Did you mean 'run'?" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert sorted(path.name for path in place.folder.iterdir()) == ["tiny.toml"]

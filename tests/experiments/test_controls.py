@@ -266,9 +266,7 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     words = ["compare", "tiny.toml", "--methods", "fedgh", "--out", "all", "--controls"]
     assert cli.status(words) == 0
     said = capsys.readouterr()
-    assert "warning: 1 seed cannot tell a difference from chance" in said.err
     assert "What federation is worth: gain over Local = gain alone + federated gain" in said.out
-    assert "nothing can be claimed of them below three seeds" in said.out.replace("\n  ", " ")
     rows = list(csv.DictReader(Path("all/comparison.csv").read_text().splitlines()))
     of_pooled = {name: name for name in ("pooled", "pooled-shares", "pooled-tuned")}
     controls = {row["name"]: row["control"] for row in rows}
@@ -280,10 +278,6 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
         assert (int(row["bytes_up"]) == 0) == (row["name"] != "fedgh")
     table = json.loads(Path("all/comparison.json").read_text())["tables"][0]
     assert [row["name"] for row in table["rows"] if row["gain"] is not None] == ["fedgh"]
-    assert "federated" in Path("all/comparison.tex").read_text()
-    assert "What federation is worth" in Path("all/report.html").read_text()
-    assert Path("all/decomposition.png").exists()
-    assert Path("all/decomposition.svg").exists()
     stored = tomllib.loads(Path("all/pooled/seed-0/recipe.toml").read_text())
     assert stored["run"]["control"] == "pooled"
     result = json.loads(Path("all/pooled/seed-0/result.json").read_text())

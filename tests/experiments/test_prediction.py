@@ -224,15 +224,6 @@ def test_the_csv_file(predict: Terminal, done: Run, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a.parquet", "said.csv"}
 
 
-def test_json(predict: Terminal, done: Run, tmp_path: Path) -> None:
-    found = json.loads(predict(table(tmp_path / "a.parquet"), "--json")[0])
-    assert (found["client"], found["inputs"], found["accuracy"]) == (1, 12, None)
-    assert [row["class"] for row in found["predictions"]] == own_scores(done, 1, X).argmax(dim=1).tolist()
-    out, _ = predict(table(tmp_path / "a.parquet", Y.tolist()), "--json", "--out", str(tmp_path / "b.csv"))
-    assert json.loads(out)["accuracy"] is not None
-    assert (tmp_path / "b.csv").exists()
-
-
 def test_images_of_another_size_are_resized_on_request(predict: Terminal, done: Run, tmp_path: Path) -> None:
     wide = torch.nn.functional.interpolate(X.float(), (24, 16), mode="nearest").to(torch.uint8)
     np.save(tmp_path / "wide.npy", wide.numpy())

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import pytest
 import torch
 from torch import nn
 
-from polyfed.errors import ConfigError
 from polyfed.methods import LGFedAvg
 from polyfed.models import adapt
-from polyfed.models.split import SequentialSplit
-from tests.helpers.toys import CLASSES, INPUTS, NETS, clients, federation, net, numpy_mean, rounds
+from tests.helpers.toys import CLASSES, INPUTS, NETS, clients, numpy_mean, rounds
 
 MIXED = ["shallow", "deep", "wide", "bn"]  # different extractors, one head
 SIZES = [12, 5, 9, 7]
@@ -29,29 +25,6 @@ def test_the_head_is_the_clients_mean():
             assert now.numpy() == pytest.approx(numpy_mean(trained, SIZES, name), abs=1e-6)
             ways = {bool(w) for t in trained for w in (t[name] > round.before["shared"][name]).flatten()}
             assert ways == {True, False}  # entries went both ways
-
-
-def test_upper_layers_are_shared_by_those_who_have_them():
-    _, second = rounds(LGFedAvg(shared_part="upper"), clients(["shallow", "deep", "deep"], [12, 5, 9]))
-    trained = [second.trained[i] for i in range(3)]
-    for name, now in second.after["shared"].items():
-        assert now.numpy() == pytest.approx(numpy_mean(trained, [12, 5, 9], name), abs=1e-6)
-    names = {i: set(second.up[i]["shared"]) for i in range(3)}
-    assert names[0] < names[1] == names[2]
-    assert all(not name.startswith("extractor") for name in names[1])
-
-
-def test_upper_layers_may_stand_on_any_extractor():
-    def other():
-        model = net()
-        extractor = nn.Sequential(OrderedDict(linear=nn.Linear(INPUTS, 9), tanh=nn.Tanh(), out=nn.Linear(9, 6)))
-        return SequentialSplit(extractor, model.intermediate, model.head, "other")
-
-    builders = {**NETS, "other": other}
-    people = clients(["shallow", "other"])
-    assert len(rounds(LGFedAvg(shared_part="upper"), people, builders)) == 2
-    with pytest.raises(ConfigError, match="one name to have one shape"):
-        federation(LGFedAvg(shared_part="upper"), clients(["shallow", "wide"]))
 
 
 class Named(nn.Module):

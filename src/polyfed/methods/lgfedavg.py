@@ -5,19 +5,17 @@ server:    h <- sum over responding clients of p_k h_k
            p_k = n_k / sum n_j
 Heads are matched by tensor names within the head, so `fc` of one network and `classifier` of
 another are the same.
-Deviations from the paper: (1) Only the head is shared by default, as in FedGH's comparison; the paper shares several
-upper layers, which must be alike. (2) Clients start from a common head and their own extractors; the paper starts from
-a model trained by FedAvg. (3) The paper's ensemble for new clients and its adversarial variant are not implemented. (4)
-In networks of different depth, upper layers are averaged layer by layer. Float buffers such as BatchNorm's statistics
-are averaged like weights; its batch counter stays local.
+Deviations from the paper: (1) Only the head is shared, as in FedGH's comparison; the paper shares several upper layers,
+which must be alike. (2) Clients start from a common head and their own extractors; the paper starts from a model
+trained by FedAvg. (3) The paper's ensemble for new clients and its adversarial variant are not implemented. (4) A
+head's float buffers are averaged like weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
@@ -31,11 +29,9 @@ from polyfed.core.method import (
     follows_device,
     hyperparameters,
 )
-from polyfed.core.modules import BODY, HEAD, float_state, head_names, load_state
+from polyfed.core.modules import HEAD, float_state, head_names, load_state
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean
-
-_SHARED = {"head": HEAD, "upper": (*BODY[1:], *HEAD)}
 
 
 @hyperparameters
@@ -53,35 +49,25 @@ class LGFedAvg(Method):
         delta_entries=("shared",),
     )
 
-    shared_part: Literal["head", "upper"] = "head"  # what is shared; "upper": all but the extractor
-
-    @property
-    def requirements(self) -> Requirements:
-        parts = _SHARED[self.shared_part]
-        instead = "set models.feature_dim to give all one width, or use fedproto; fedhenn and fd fit any heads"
-        return Requirements(
-            split_model=True,
-            same_head=True,
-            shared_shapes=self.shared_part == "upper",
-            shared_parts=parts,
-            shared_outputs="it averages heads",
-            hint=instead,
-        )
+    requirements = Requirements(
+        split_model=True,
+        same_head=True,
+        shared_parts=HEAD,
+        shared_outputs="it averages heads",
+        hint="set models.feature_dim to give all one width, or use fedproto; fedhenn and fd fit any heads",
+    )
 
     staleness_weighting = "changes"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         models = {a: server.initial_state(a) for a in server.architectures}
-        shared: dict[str, Tensor] = {}
-        for a in sorted(models, key=lambda a: sum(t.numel() for t in models[a].values())):  # the largest has its way
-            shared |= {name: models[a][own].cpu() for name, own in self._names(server.model(a, models[a])).items()}
-        server.state["shared"] = shared
+        largest = sorted(models, key=lambda a: sum(t.numel() for t in models[a].values()))[-1]
+        names = _names(server.model(largest, models[largest]))
+        server.state["shared"] = {name: models[largest][own].cpu() for name, own in names.items()}
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        names = self._names(server.model(server.clients[client_id].architecture, {}))
-        shared = get_group(server.state, "shared")
-        return {"shared": {name: shared[name] for name in names}}
+        return {"shared": get_group(server.state, "shared")}
 
     @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -92,15 +78,16 @@ class LGFedAvg(Method):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        names = self._names(client.model)
+        names = _names(client.model)
         load_state(client.model, {names[name]: t for name, t in get_group(message, "shared").items()})
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         own = client.model.state_dict()
-        return {"shared": {name: own[mine] for name, mine in self._names(client.model).items()}}
+        return {"shared": {name: own[mine] for name, mine in _names(client.model).items()}}
 
-    def _names(self, model: nn.Module) -> dict[str, str]:
-        """Shared name -> tensor name in the network; a head's tensors are named within the head."""
-        inner = head_names(model)
-        return {f"head.{inner[n]}" if n in inner else n: n for n in float_state(model, parts=_SHARED[self.shared_part])}
+
+def _names(model: nn.Module) -> dict[str, str]:
+    """Shared name, which is that within the head -> the tensor's name in the network."""
+    inner = head_names(model)
+    return {f"head.{inner[name]}": name for name in float_state(model, parts=HEAD)}

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polyfed.config.protocol import Protocol
-from polyfed.report.benchmark_page import Wanted
 from polyfed.report.benchmark_page import to_markdown as benchmark_page
 from polyfed.report.benchmark_results import SettingResult, read_processor_time, read_results
 
@@ -178,8 +177,8 @@ def _page_of_suite(suite: str) -> str:
     protocol = Protocol.load(ROOT / "suites" / suite)
     folder = RESULTS / f"benchmark-{suite}"
     found = settings(suite)
-    wanted = {name: Wanted((), ()) for name in protocol.settings}
-    page = benchmark_page(protocol.title, list(found.values()), read_processor_time(folder), wanted, protocol.primary)
+    spent = read_processor_time(folder)
+    page = benchmark_page(protocol.title, list(found.values()), spent, list(protocol.settings), protocol.primary)
     title, _, rest = page.partition("\n")
     files = " · ".join(f"[{name}]({folder.name}/{name}.json)" for name in [*found, "processor-seconds"])
     command = f"    polyfed benchmark suites/{suite} --results docs/results/{folder.name}"

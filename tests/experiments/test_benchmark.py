@@ -369,7 +369,7 @@ def test_a_method_whose_trials_fail_does_not_keep_the_others_from_running(
     found = benchmark(suite, tmp_path / "out", settings=["short"])
     assert found.failures == {"short, tuning: header_lr=0, seed 7": "no"}
     assert [row.name for row in found.settings[0].rows] == ["local", "fedproto"]
-    assert "Not finished: short (fedgh); long." in (tmp_path / "out/results/benchmark.md").read_text()
+    assert "Not begun: long." in (tmp_path / "out/results/benchmark.md").read_text()
 
 
 def test_a_trial_that_fails_on_its_way_leaves_the_choice_to_the_others(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from polyfed.report.benchmark_figures import gains_figure
-from polyfed.report.benchmark_page import Wanted, to_markdown, write_page
+from polyfed.report.benchmark_page import to_markdown, write_page
 from polyfed.report.benchmark_results import (
     ProcessorTime,
     RowResult,
@@ -26,7 +26,6 @@ from tests.helpers.refusals import refusal
 LOCAL = (0.50, 0.52, 0.54)
 ALONE = (0.52, 0.55, 0.58)  # gains 0.02, 0.03, 0.04, so that together adds 0.08, 0.09, 0.10
 ABOVE = (0.60, 0.64, 0.68)  # gains 0.10, 0.12, 0.14: 0.12 +- 4.3027 * 0.02 / sqrt(3)
-NOTHING = Wanted([], [])
 BELOW = (0.40, 0.42, 0.44)
 SPENT = ProcessorTime(tuning={"above": 90.0}, runs={"above": {"0": 60.0, "1": 120.0, "2": 180.0}})
 
@@ -102,10 +101,9 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         reordered = ProcessorTime(tuning=dict(reversed(spent[name].tuning.items())), runs=spent[name].runs)
         write_result(setting(name, "accuracy"), reordered, tmp_path)
     assert (tmp_path / "processor-seconds.json").read_bytes() == times, "another order, the same file"
-    whole = Wanted(["local", "above"], [0, 1])
-    found, (page, *drawn) = write_page(tmp_path, "A & B", {"one": whole, "two": whole, "three": whole})
+    found, (page, *drawn) = write_page(tmp_path, "A & B", ["one", "two", "three"])
     assert len(found) == 2
-    assert "Not finished: three." in page.read_text()
+    assert "Not begun: three." in page.read_text()
     assert "](gains.png)" in page.read_text()
     assert sorted(path.name for path in drawn) == ["gains.csv", "gains.json", "gains.png", "gains.svg"]
 
@@ -113,23 +111,12 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
 def test_the_figure_is_of_accuracies(tmp_path: Path) -> None:
     for name, score in (("one", "rmse"), ("two", "accuracy")):
         write_result(setting(name, score), ProcessorTime(tuning={}, runs={}), tmp_path)
-    write_page(tmp_path, "Both", {"one": NOTHING, "two": NOTHING})
+    write_page(tmp_path, "Both", ["one", "two"])
     drawn = json.loads((tmp_path / "gains.json").read_text(encoding="utf-8"))["gains"]
     assert {row["setting"] for row in drawn} == {"two"}, "an RMSE has another unit"
     (tmp_path / "two.json").unlink()
-    _, files = write_page(tmp_path, "Errors", {"one": NOTHING})
+    _, files = write_page(tmp_path, "Errors", ["one"])
     assert [path.name for path in files] == ["benchmark.md"]
-
-
-def test_what_is_lacking_is_told() -> None:
-    wanted = {
-        "one": Wanted(["local", "above", "fd"], [0, 1, 2, 3]),
-        "two": Wanted(["local"], [0]),
-    }
-    page = to_markdown("Two", [setting("one", "accuracy")], {}, wanted)
-    assert "Not finished: one (seed 3 of local, seed 3 of above, fd); two." in page
-    page = to_markdown("Two", [setting("one", "accuracy")], {}, {"one": Wanted(["above"], [0])})
-    assert "Not finished" not in page
 
 
 def test_what_lies_below_local_has_gained_nothing() -> None:

@@ -39,7 +39,7 @@ from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder
-from polyfed.report.benchmark_page import Wanted, to_text, write_page
+from polyfed.report.benchmark_page import to_text, write_page
 from polyfed.report.benchmark_results import (
     SettingResult,
     Tuning,
@@ -127,7 +127,6 @@ def benchmark(  # noqa: PLR0913 - what a user may choose, each by its name
     ready = {setting.name: setting for setting in asked}
     every = [ready.get(name) or BenchmarkSetting(request, name) for name in protocol.settings]
     _check_named(protocol, every)
-    wanted = {setting.name: setting.wanted for setting in every}
     make_folder(figures)
     left = {setting.name: setting.methods for setting in asked}
     while left:
@@ -135,12 +134,12 @@ def benchmark(  # noqa: PLR0913 - what a user may choose, each by its name
         for setting in asked:
             if setting.name in left:
                 busy[setting.name] = setting.run(left[setting.name], overwrite)
-                found, files = request.write_page(wanted)
+                found, files = request.write_page()
         left = {name: methods for name, methods in busy.items() if methods}
         overwrite = False
         if left:
             request.wait()
-    found, files = request.write_page(wanted)
+    found, files = request.write_page()
     return Benchmark(place, tuple(map(worth_of, found)) or None, found, files, request.failures, request.unlearnt)
 
 
@@ -205,10 +204,10 @@ class BenchmarkRequest:
         self.tell(f"waiting: {first}")
         first.wait()
 
-    def write_page(self, wanted: Mapping[str, Wanted]) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
+    def write_page(self) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
         """See `polyfed.report.benchmark_page.write_page`; of the figures as they are, with those of other processes."""
         with lock_folder(self.figures, waits=True):
-            return write_page(self.figures, self.protocol.title, wanted, self.protocol.primary)
+            return write_page(self.figures, self.protocol.title, list(self.protocol.settings), self.protocol.primary)
 
     def methods_of(self, setting: str) -> list[str]:
         """The methods to run in a setting: one that some of the settings asked for have in these, any other in all."""
@@ -259,21 +258,13 @@ class BenchmarkSetting:
                     request.recipe_of(name, {key: value}, method).choose(method)
         self._read_stored()
 
-    @property
-    def wanted(self) -> Wanted:
-        """What the page expects of the setting: the suite's methods and seeds."""
-        protocol = self.request.protocol
-        rows = [self.recipe.choose(method) for method in (_LOCAL, *protocol.methods_of(self.name))]
-        names = list(dict.fromkeys(row.name for row in rows))
-        return Wanted(names, protocol.seeds_of(self.name))
-
     def can_have(self, row: str) -> bool:
         """Whether the suite may give a row of this name."""
         methods = self.request.protocol.methods_of(self.name)
         alone = [self._row_name(method, alone=True) for method in methods if self.can_have_alone(method)]
         is_pooled = "pooled" in self.request.protocol.controls
         further = ["pooled", "pooled-shares", "pooled-tuned"] if is_pooled else []
-        return row in (*self.wanted.methods, *alone, *further)
+        return row in (*map(self._row_name, (_LOCAL, *methods)), *alone, *further)
 
     def can_have_alone(self, method: str) -> bool:
         """Whether the suite has a row of a method alone."""

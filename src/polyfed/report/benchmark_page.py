@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from polyfed.escaping import markdown_text
@@ -52,26 +50,18 @@ PAGE = "benchmark.md"
 Pairs = Sequence[Sequence[str]]  # each the upper and the lower row of a difference
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What a setting is to have: these methods with these seeds."""
-
-    methods: Sequence[str]
-    seeds: Sequence[int]
-
-
 def write_page(
-    folder: Path, title: str, wanted: Mapping[str, Wanted], primary: Pairs = ()
+    folder: Path, title: str, settings: Sequence[str], primary: Pairs = ()
 ) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
     """Make the page of the figures that a folder has; none where it has none.
 
     Args:
-        wanted: setting -> what it is to have; the page names what it lacks. primary: pairs of rows that are tested.
+        settings: of the suite; the page names those without figures. primary: pairs of rows that are tested.
 
     Returns:
         The figures, and the files that were written.
     """
-    found = read_results(folder, list(wanted))
+    found = read_results(folder, settings)
     if not found:
         return (), ()
     by_setting = {one.setting: gains_of(one) for one in found if one.main_score == ACCURACY}  # an RMSE has another unit
@@ -79,7 +69,7 @@ def write_page(
     methods = dict.fromkeys(name for gains in known.values() for name in gains)
     figure = gains_figure(known, list(methods))
     drawn = [] if figure is None else figure.write(folder)
-    page = to_markdown(title, found, read_processor_time(folder), wanted, primary, bool(drawn))
+    page = to_markdown(title, found, read_processor_time(folder), settings, primary, bool(drawn))
     return tuple(found), (write_whole(folder / PAGE, page.encode()), *drawn)
 
 
@@ -87,14 +77,14 @@ def to_markdown(
     title: str,
     found: Sequence[SettingResult],
     spent: Mapping[str, ProcessorTime],
-    wanted: Mapping[str, Wanted] = MappingProxyType({}),
+    settings: Sequence[str] = (),
     primary: Pairs = (),
     has_figure: bool = False,
 ) -> str:
-    """The page. spent: by setting. wanted, primary: see `write_page`. has_figure: whether ``gains.png`` lies beside."""
+    """The page. spent: by setting. settings, primary: see `write_page`. has_figure: whether ``gains.png`` is there."""
     parts = [f"# {markdown_text(title)}"]
-    if lacking := list(_lacking(found, wanted)):
-        parts.append(f"Not finished: {markdown_text('; '.join(lacking))}.")
+    if lacking := sorted(set(settings) - {one.setting for one in found}, key=settings.index):
+        parts.append(f"Not begun: {markdown_text(', '.join(lacking))}.")
     gains = {one.setting: gains_of(one) for one in found}
     worth = [worth_of(one) for one in found]
     parts += ["## What the others' data are worth", markdown_table(_worth_columns(worth))]
@@ -110,30 +100,6 @@ def to_markdown(
     trials = human_seconds(sum(one.trials for one in spent.values()))
     parts.append(f"Processor time: {scored_runs} of all scored runs, {trials} of all trials.")
     return "\n\n".join(parts) + "\n"
-
-
-# what is still to be run --------------------------------------------------------------------------------------------
-
-
-def _lacking(found: Sequence[SettingResult], wanted: Mapping[str, Wanted]) -> Iterator[str]:
-    """What is still to be run, a text for each setting: "tweets", "watch (fedgh, seeds 3, 4 of fd)"."""
-    by_name = {one.setting: one for one in found}
-    for setting, asked in wanted.items():
-        if setting not in by_name:
-            yield setting
-        elif missing := list(_lacking_rows(by_name[setting], asked)):
-            yield f"{setting} ({', '.join(missing)})"
-
-
-def _lacking_rows(found: SettingResult, asked: Wanted) -> Iterator[str]:
-    """Rows, or seeds of rows."""
-    for name in asked.methods:
-        row = found.row(name)
-        seeds = [] if row is None else [seed for seed in asked.seeds if seed not in row.by_seed]
-        if row is None:
-            yield name
-        elif seeds:
-            yield f"{_seeds_text(seeds)} of {name}"
 
 
 def _seeds_text(seeds: Sequence[int]) -> str:

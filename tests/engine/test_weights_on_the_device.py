@@ -61,7 +61,7 @@ def follows(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append("gpu")
         return device
 
-    monkeypatch.setattr("polyfed.engine.federation_parts.with_number", with_number)
+    monkeypatch.setattr("polyfed.engine.federation.with_number", with_number)
     return found
 
 

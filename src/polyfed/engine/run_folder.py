@@ -250,7 +250,6 @@ class RunFolder:
         With `overwrite` the old run's own files go, with the analyses and attacks made of it, and nothing else. What a
         killed process left half-written goes too.
         """
-        self.validate(settings, resume, overwrite, planned)
         with explain_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with self._locked():

@@ -8,13 +8,12 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polyfed.core.message import contiguous
 from polyfed.core.method import Exchange
-from polyfed.engine.federation_parts import FederationParts
 from polyfed.engine.round import server_stage
 from polyfed.engine.round_state import Round
 from polyfed.errors import RunInterrupted
@@ -23,13 +22,16 @@ from polyfed.results.main_score import main_score_of
 from polyfed.signals import raise_if_lost
 from polyfed.units import human_count
 
+if TYPE_CHECKING:
+    from polyfed.engine.federation import Federation
+
 _RECENT = 40  # rounds by which the time left is estimated
 
 
 class RunLoop:
     """Runs the rounds of a federation that are still to come."""
 
-    def __init__(self, federation: FederationParts, remarks: Sequence[str] = ()) -> None:
+    def __init__(self, federation: Federation, remarks: Sequence[str] = ()) -> None:
         self._federation = federation
         self._remarks = remarks  # what a user should know before round 1
         self._pace = Pace()

@@ -10,8 +10,8 @@ from typing import Any
 from polyfed.config.recipe import Recipe
 from polyfed.engine.arguments import list_of
 from polyfed.engine.federation import Federation, Run
+from polyfed.engine.remarks import unread_settings
 from polyfed.engine.run_folder import RunFolder
-from polyfed.engine.unread_settings import unread_settings
 from polyfed.errors import ConfigError, described
 from polyfed.experiments.build import build_federation
 from polyfed.places import check_name

@@ -383,7 +383,6 @@ PLUGINS = Registry(  # in the order of their hooks
         "frozen parameters": "polyfed.plugins.frozen_parameters:FrozenParameters",
         "privacy": "polyfed.plugins.privacy:UploadPrivacy",
         "compression": "polyfed.plugins.compression:UploadCompression",
-        "privacy budget": "polyfed.plugins.privacy:PrivacyBudget",
     },
 )
 LOGGERS = Registry(

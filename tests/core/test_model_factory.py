@@ -11,7 +11,7 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.core.client import Client
-from polyfed.core.method import Method, Requirements
+from polyfed.core.method import Method
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
@@ -115,7 +115,6 @@ def test_its_representation_can_be_projected() -> None:
     ("shared", "made", "message"),
     [
         ("smalest", None, r"expected 'smallest', 'largest' or a network .* got 'smalest'; did you mean 'smallest'\?"),
-        ("midle", None, "did you mean 'middle'"),
         ("other", lambda: [][0], r"the auxiliary model 'other' cannot be built: IndexError: list"),
         ("other", lambda: plain(9, 3), r"auxiliary model 'other' cannot take inputs of shape \(1, 6, 6\): "),
         (
@@ -129,18 +128,6 @@ def test_what_cannot_be_built_is_refused_in_one_line(shared: str, made: Any, mes
     with pytest.raises(ConfigError, match=message) as refused:
         federation(Both(shared=shared), **({} if made is None else {"other": made}))
     assert "\n" not in str(refused.value)
-
-
-def test_a_plain_network_is_refused_where_parts_are_needed() -> None:
-    class Parts(Both):
-        requirements = Requirements(split_model=True)
-
-    with pytest.raises(ConfigError, match=r"the auxiliary model .other. is a plain Sequential; split it"):
-        federation(Parts(shared="other"), other=lambda: plain(36, 3))
-    with pytest.raises(
-        ConfigError, match=r"the auxiliary model 'other, 4 features' cannot be built: TypeError: expected a Spl"
-    ):
-        federation(Large("other", 4), other=lambda: plain(36, 3))
 
 
 def recipe(**method: Any) -> pf.Recipe:

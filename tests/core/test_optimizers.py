@@ -125,19 +125,6 @@ def test_a_phase_of_its_own_rate_and_what_comes_after_the_last_round() -> None:
     assert training.lr_at(5) == training.lr_at(4)
 
 
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"lr_gamma": 0.5}, "lr_gamma = 0.5 does nothing beside lr_schedule = 'constant'; set lr_schedule to 'expon"),
-        ({"lr_schedule": "exponential"}, "lr_schedule 'exponential' needs lr_gamma, got none"),
-        ({"lr_schedule": "exponential", "lr_gamma": 0.0}, "training.lr_gamma: expected more than 0, got 0.0"),
-    ],
-)
-def test_keys_that_do_not_fit(settings: dict[str, Any], line: str) -> None:
-    with pytest.raises(ConfigError, match=line):
-        Training(**settings)
-
-
 class Downhill(Local):
     """The gradient of every weight is 1, so that a step of SGD takes the learning rate off every weight."""
 
@@ -301,10 +288,3 @@ def test_a_stopped_run_is_read_and_not_trained_on(tmp_path: Path) -> None:
     assert len(bare.history) == 4
     with pytest.raises(ConfigError, match="checkpoint is gone"):
         bare.models[0]
-
-
-def test_validation_data_are_needed(tmp_path: Path) -> None:
-    clients = [Client(plain_model(), draw(16, (0, 1, 2), 0), draw(6, (0, 1, 2), 1))]
-    with pytest.raises(ConfigError, match=r"evaluation.patience: expected validation data, .*, got none"):
-        Federation(clients, Local(), out=tmp_path / "run", evaluation=Evaluation(patience=1))
-    assert not (tmp_path / "run").exists()

@@ -114,7 +114,7 @@ def test_noise_for_a_target_spends_it_in_all_rounds(method: Any) -> None:
     assert made.history[-1]["epsilon"]["client"] == pytest.approx(3.0, rel=1e-9)
     assert (
         made.facts["privacy"]["upload_noise_multiplier"]
-        == made.plugin("privacy budget").settings.upload_noise_multiplier
+        == made.plugin("privacy").settings.upload_noise_multiplier
         == pytest.approx(2.781187, rel=1e-6)
     )
 
@@ -124,7 +124,7 @@ def test_a_target_counts_who_is_drawn() -> None:
     made = ran(training=half, upload_clip_norm=1.0, target_epsilon=3.0)
     assert made.history[-1]["epsilon"]["client"] == pytest.approx(3.0, rel=1e-9)
     most = max(sum(i in r["clients"] for r in made.history) for i in range(6))
-    assert made.plugin("privacy budget").settings.upload_noise_multiplier == pytest.approx(
+    assert made.plugin("privacy").settings.upload_noise_multiplier == pytest.approx(
         2.781187 * math.sqrt(most / 4), rel=1e-6
     )
 

@@ -461,17 +461,3 @@ def test_it_follows_an_early_stop() -> None:
     assert [record["final_round"] for record in whole.history] == [False, False, False, True]
     assert (result["stopped_after"], result["rounds"]) == (3, 9)
     assert result["accuracy_before_final_round"] is not None
-
-
-def test_a_check_knows_its_cost() -> None:
-    """Bytes of the whole run, the final round included, are those of a run."""
-    full = THREE.model_copy(update={"client_fraction": 1.0})
-    made = federation_final(Finish(), full)
-    result = made.run().result
-    found = estimate_costs(federation_final(Finish(), full))
-    assert found.bytes_up == pytest.approx(result["bytes_up"])
-    assert found.bytes_down == pytest.approx(result["bytes_down"])
-    assert all(kind.final_round[1] == 8 and kind.final_round[2] > 0 for kind in found.architectures)
-    assert all(
-        kind.final_round == (0, 0, 0.0) for kind in estimate_costs(federation_final(FedAvg(), full)).architectures
-    )

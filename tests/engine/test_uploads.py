@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,20 +21,15 @@ from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import (
-    FD,
-    SCAFFOLD,
     FedAvg,
     FedFomo,
     FedGH,
     FedHeNN,
     FedIN,
-    FedKD,
     FedL2G,
     FedLoRA,
     FedProto,
-    FedSelect,
     HeteroFL,
-    HomogeneousFedHeNN,
 )
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
 from polyfed.registry import METHODS
@@ -151,19 +145,9 @@ KERNELS = {"uploads": "kernels", "alignment_data": {"fixed": True, "size": 8}}
     ("method", "settings", "line"),
     [
         (FedFomo(), BOUND, "privacy: expected uploads that can be clipped, got fedfomo, which sends 'model': whole"),
-        (FedKD(), BOUND, "got fedkd, which sends 'raw': an update in low rank"),
-        (FedSelect(), BOUND, "got fedselect, which sends 'model': entries of weights"),
-        (SCAFFOLD(), BOUND, "got scaffold, which sends 'control': changes of control variates"),
         (FedLoRA(), BOUND, "got fedlora, which sends 'adapters': factors A that the client drew.*method.aggregation"),
-        (FD(), BOUND, "got fd, which sends 'outputs': probabilities.*use method.outputs = 'logits'"),
-        (FedHeNN(alignment_data={"size": 8}), BOUND, "got fedhenn, which sends 'model': whole weights"),
         (FedHeNN(**KERNELS, kernel={"precision": "int8"}), BOUND, "sends 'kernel': numbers packed as int8"),
-        (HomogeneousFedHeNN(alignment_data={"size": 8}, final_average=True), BOUND, "sends 'model'"),
         (FedGH(), SHARE, "compression.top_k_fraction: expected a method that sends changes of weights .*, got fedgh"),
-        (FedKD(), SHARE, "got fedkd"),
-        (FedFomo(), SHARE, "got fedfomo"),
-        (FedHeNN(alignment_data={"size": 8}), SHARE, "got fedhenn"),
-        (FedHeNN(**KERNELS), SHARE, "got fedhenn"),
         (FedFomo(), {"robust_aggregation": MEDIAN}, "robust_aggregation.aggregator: expected .* got fedfomo"),
         (FedProto(), {"robust_aggregation": MEDIAN}, "expected 'geometric_median', .* got 'median'"),
         (FedAvg(), {"adversaries": Adversaries(label_flip_fraction=0.5, sign_flip_fraction=0.5)}, "at least one of"),
@@ -209,19 +193,6 @@ def test_every_method_is_bounded_and_thinned_or_says_why_not(name: str) -> None:
             continue
         made.run()
         assert not any(record["refused"] for record in made.history)
-
-
-# the pages ----------------------------------------------------------------------------------------------------------
-
-
-def page(name: str) -> str:
-    return (Path(__file__).parents[2] / "docs" / name).read_text(encoding="utf-8")
-
-
-def test_the_page_names_the_methods_whose_entries_are_sent_as_they_are() -> None:
-    table = page("uploads.md").partition("| method | reason |")[2].partition("\n\n")[0]
-    told = {name for line in table.splitlines() for name in line.strip("|").split("|")[0].strip().split(", ")}
-    assert told & set(METHODS) == {name for name, kind in METHODS.items() if kind().fixed_entries}
 
 
 SIGNS, LABELS = Adversaries(sign_flip_fraction=0.3, attack_scale=2.0), Adversaries(label_flip_fraction=0.3)
@@ -372,12 +343,3 @@ def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, method: Metho
     for other in (pool, resumed):
         assert difference(all_state(straight), all_state(other)) is None
         assert records(straight) == records(other)
-    unlike = world.federation(method, THREE, **dict([*options.items()][1:]), out=tmp_path / "run")
-    with pytest.raises(ConfigError, match="holds another recipe's run"):
-        unlike.run(resume=True)
-
-
-def test_the_page_on_robustness_names_the_methods_whose_coordinates_differ_in_meaning() -> None:
-    (line,) = (line for line in page("robustness.md").split("\n- ") if "coordinates differ" in line)
-    found = set(re.findall("[a-z]+", line)) & set(METHODS)
-    assert found == {name for name, kind in METHODS.items() if kind.card.unaligned_entries}

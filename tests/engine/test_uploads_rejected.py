@@ -51,26 +51,6 @@ EVERY = dict.fromkeys(range(4), NAN)
 MOST = dict.fromkeys(range(3), NAN)
 
 
-def test_the_line() -> None:
-    hint = "training diverges: try a lower training.lr than 0.5, or clip gradients with privacy.max_grad_norm"
-    line = f"nothing was learnt: in each of 2 rounds no client's work counted (8 refused: {NAN}, ...); {hint}"
-    assert said(record(1, EVERY), record(2, EVERY)) == line
-    assert (
-        said(record(1, EVERY))
-        == f"nothing was learnt: in the only round no client's work counted (4 refused: {NAN}, ...); {hint}"
-    )
-    large = dict.fromkeys(range(4), "the upload is larger than robust_aggregation.max_update_norm")
-    line = said(record(1, large))
-    assert line is not None
-    assert line.endswith(
-        "(4 refused: the upload is larger than robust_aggregation.max_update_norm, ...); see 'refused' in the records "
-        "of the rounds"
-    )
-    line = said(record(1, EVERY), record(2, MOST, samples=10, loss=1e30))
-    assert line is not None
-    assert "most clients' work was refused, and the others' training loss was beyond 1000 (7 refused" in line
-
-
 def clients() -> list[pf.Client]:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))

@@ -19,10 +19,8 @@ from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.wire import decode
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.experiments.estimate import estimate_costs
-from polyfed.methods import FD, FedAvg, FedGH, FedHeNN, FedMD, FedProto, FedRep, FedSA, FedTGP, LGFedAvg, Local
+from polyfed.methods import FD, FedAvg, FedGH, FedMD, FedProto, FedRep, FedSA, FedTGP, LGFedAvg, Local
 from polyfed.methods import SCAFFOLD as Scaffold
-from polyfed.methods.building_blocks.alignment_data import AlignmentData
 from polyfed.plugins.settings import Availability, Devices
 from polyfed.plugins.upload_buffer import draw_starters, fill_buffer
 from polyfed.testing import ConformanceKit
@@ -113,14 +111,6 @@ def test_equal_devices_and_a_buffer_for_all_are_synchronous_rounds(method: Metho
         [{"client": client, "from": number} for client in range(CLIENTS)] for number in (1, 2, 3)
     ]
     assert found == records(synchronous)
-
-
-def test_methods_that_count_all_ages_alike_take_constant_weights() -> None:
-    method = FedHeNN(alignment_data=AlignmentData(size=8), eta0=0.1)
-    constant = buffered(ALIKE, CLIENTS, staleness="constant")
-    whole, other = ran(method, ALIKE, rounds=2), ran(method, constant, rounds=2)
-    assert difference(all_state(whole), all_state(other)) is None
-    ran(FedTGP(), buffered(UNLIKE, 2, staleness="constant"), rounds=2)
 
 
 @pytest.mark.parametrize(
@@ -265,13 +255,6 @@ def test_rejected_work_takes_a_place_in_the_buffer() -> None:
     for record in made.history:
         assert [entry["client"] for entry in record["refused"]] == [2]
         assert [entry["client"] for entry in record["aggregated"]] == [0, 1, 3, 4, 5]
-
-
-def test_the_estimate_expects_as_many_uploads_as_fill_the_buffer() -> None:
-    devices = buffered(UNLIKE, 2)
-    made = ran(FedAvg(), devices, share=0.5)
-    costs = estimate_costs(federation(FedAvg(), devices, share=0.5))
-    assert costs.bytes_up == pytest.approx(sum(record["bytes_up"] for record in made.history), rel=0.5)
 
 
 # what is refused ----------------------------------------------------------------------------------------------------

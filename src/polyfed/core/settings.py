@@ -197,7 +197,7 @@ class Privacy(Settings):
 
     @model_validator(mode="after")
     def _noise_is_for_what_is_bounded(self) -> Privacy:
-        """But for rows that a method bounds itself (`plugins.privacy.PrivacyBudget`)."""
+        """But for rows that a method bounds itself (`plugins.privacy`)."""
         if self.upload_noise_multiplier and not self.upload_clip_norm:
             raise ValueError(
                 f"upload_noise_multiplier: expected upload_clip_norm above 0 beside it, of which it is a multiple, got "

@@ -45,8 +45,8 @@ from polyfed.engine.evaluation import ScoredClient, kept_stages
 from polyfed.engine.executors.client_work import has_weights, run_job, score_batch
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, JobResult, Scores, make_job
 from polyfed.engine.model_export import at_work, model_entry, parts_of
+from polyfed.engine.pace import single_threaded
 from polyfed.engine.run_folder import RunFolder
-from polyfed.engine.run_loop import single_threaded
 from polyfed.engine.scoring import ScoreCache, score_to_json
 from polyfed.engine.task import Task
 from polyfed.engine.weight_store import WeightStore, client_row

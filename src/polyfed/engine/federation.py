@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message
-from polyfed.core.method import Method, server_follows_device
+from polyfed.core.message import Message, contiguous
+from polyfed.core.method import Exchange, Method, server_follows_device
 from polyfed.core.model_factory import Builder, ModelFactory
 from polyfed.core.server import ClientInfo, Server
 from polyfed.core.settings import Evaluation, Training
@@ -45,22 +47,25 @@ from polyfed.engine.executors.client_work import Executor, Serial, WorkerContext
 from polyfed.engine.executors.vectorized import VectorizedExecutor
 from polyfed.engine.executors.worker_pool import WorkerPool
 from polyfed.engine.model_export import ModelExport
+from polyfed.engine.pace import Pace, single_threaded
 from polyfed.engine.plugin import Setup, reads_uploads
-from polyfed.engine.remarks import class_remarks, remarks
-from polyfed.engine.round import RoundRunner, draw_cohort
+from polyfed.engine.remarks import class_remarks, held_out_remarks, test_row_remarks, unread_settings
+from polyfed.engine.round import RoundRunner, draw_cohort, server_stage
 from polyfed.engine.round_state import Round
-from polyfed.engine.run import ClientModels, History, of_federation, summarize_run
+from polyfed.engine.run import ClientModels, History, summarize_run
 from polyfed.engine.run import Run as Run
 from polyfed.engine.run_facts import facts_of, recorded_settings
 from polyfed.engine.run_folder import RunFolder
-from polyfed.engine.run_loop import RunLoop
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.transaction import Transaction
 from polyfed.engine.weight_store import WeightStore
-from polyfed.errors import ConfigError, described
+from polyfed.errors import ConfigError, RunInterrupted, described
 from polyfed.functional.device_copies import with_number
 from polyfed.loggers.base import as_logger, notify
+from polyfed.profiling import processor_seconds, profile
 from polyfed.registry import LOGGERS, own_code
+from polyfed.results.main_score import main_score_of
+from polyfed.signals import raise_if_lost
 from polyfed.units import human_count
 
 
@@ -139,8 +144,10 @@ class Federation:
         self.folder = None if self.output.path is None else RunFolder(self.output.path)
         self.store = self._make_store()
         self.executor = self._make_executor()
-        self.facts = facts_of(self)
-        self.settings = recorded_settings(self) if self.output.settings is None else self.output.settings
+        self.facts = facts_of(self.setup, self.task, self.output, self.stages, self.executor.workers)
+        self.settings = self.output.settings or recorded_settings(
+            self.setup, self.facts, self.execution, self.output, self.metrics
+        )
         self._code = own_code(self.settings, self.settings.get("run", {}).get("modules", ()))  # as files may change
         self.transaction = Transaction(
             server=self.server,
@@ -290,9 +297,6 @@ class Federation:
         what = f"{human_count(facts['rounds'], 'round')}, seed {self.seed}"
         return f"Federation({facts['method']}, {who}, {facts['dataset']}, {what})"
 
-    def _repr_html_(self) -> str:
-        return of_federation(self.facts, self.clients, trained_counts(self.model_factory, self.clients))
-
     @property
     def averaged(self) -> str:
         """What the method averages with whom, in a line; "" where it averages no networks."""
@@ -421,11 +425,21 @@ class Federation:
 
     def remarks(self) -> list[str]:
         """What a user should know before round 1; see `polyfed.engine.remarks`."""
-        return remarks(self)
+        is_mixed = len(first_by_architecture(self.clients)) > 1
+        averaging = [self.averaged] if is_mixed and self.averaged else []
+        return [*averaging, *held_out_remarks(self.setup), *self.class_remarks(), *self.unread_settings()]
+
+    def data_remarks(self) -> list[str]:
+        """Who is held out, who has so few test rows that one weighs much, and what is odd about classes and inputs."""
+        return [*held_out_remarks(self.setup), *test_row_remarks(self.setup, self.task), *self.class_remarks()]
+
+    def unread_settings(self) -> list[str]:
+        """A line for every setting that was given and that the method does not read."""
+        return unread_settings(self.setup, self.task)
 
     def class_remarks(self) -> list[str]:
         """What is odd about the clients' classes and inputs; see `polyfed.engine.remarks`."""
-        return class_remarks(self)
+        return class_remarks(self.setup, self.task)
 
     # what a run does with it ------------------------------------------------------------------------------------------
 
@@ -476,3 +490,166 @@ class Federation:
                 self.write_models(self.folder)
             self.folder.write_result(result, keeps_weights)
         return result
+
+
+class RunLoop:
+    """Runs the rounds of a federation that are still to come."""
+
+    def __init__(self, federation: Federation, remarks: Sequence[str] = ()) -> None:
+        self._federation = federation
+        self._remarks = remarks  # what a user should know before round 1
+        self._pace = Pace()
+        self._told = 0.0  # when the last round was, by the clock of `time.perf_counter`
+
+    def run(self) -> dict[str, Any]:
+        """The rounds after the last checkpoint, and then the result.
+
+        Raises:
+            RunError: a client or the server failed. RunInterrupted: Ctrl-C; whole rounds are kept.
+        """
+        federation = self._federation
+        with single_threaded(), contextlib.closing(federation.executor):
+            self._begin()
+            try:
+                self._run_rounds()
+                self._run_final()
+                result = federation.write_result()
+                federation.server.state = contiguous(federation.server.state)
+            except KeyboardInterrupt:
+                kept = self._keep()  # before others are told, which may take a tracker a while
+                federation.tell("end", None)
+                raise RunInterrupted(kept) from None
+            except BaseException:
+                federation.tell("end", None)
+                raise
+        federation.tell("end", result)
+        return result
+
+    def _begin(self) -> None:
+        """Be where the last checkpoint is, or at the start; tell who watches."""
+        federation = self._federation
+        done = federation.checkpointer.restore(self._begin_excluded)
+        if done == 0:
+            federation.runner.start(federation.present(1))
+        folder = federation.folder
+        info = {**federation.facts, "start_round": done + 1, "out": None if folder is None else str(folder.path)}
+        for way in ("bytes_up", "bytes_down"):
+            info[way] = sum(record[way] for record in federation.history)
+        federation.tell("start", info)
+        for remark in self._remarks:
+            federation.tell("message", remark)
+        self._told = time.perf_counter()
+
+    def _begin_excluded(self) -> None:
+        """Who takes no part keeps the network that it begins with, and is scored with it."""
+        federation = self._federation
+        for number, variant in federation.setup.excluded.items():
+            client = federation.clients[number]
+            begun = federation.model_factory.initial_state(client.architecture, variant, number, client.given)
+            client.weights = federation.store.allocate(client.architecture, variant).write(begun)
+            client.version += 1
+
+    def _run_rounds(self) -> None:
+        """The regular rounds that are still to come."""
+        checkpointer, every = self._federation.checkpointer, self._federation.output.checkpoint_every
+        while not self._is_over():
+            raise_if_lost()
+            number = len(self._federation.history) + 1
+            self._round_or_undo(number)
+            if number % every == 0 or self._is_over() or checkpointer.best_round(number) == number:
+                checkpointer.save(len(self._federation.history))
+
+    def _run_final(self) -> None:
+        """The method's final round, if it has one."""
+        federation = self._federation
+        done = len(federation.history)
+        if self._is_final_done():
+            return
+        if done < federation.training.rounds:
+            score = main_score_of(federation.history[-1]).title
+            federation.tell("message", f"round {done}: stopped, as the validation {score} has not become better")
+        final = federation.method.final_exchanges()
+        if not final:
+            return
+        federation.checkpointer.show_wanted_round()
+        self._round_or_undo(done + 1, final)
+        federation.checkpointer.save(len(federation.history))
+
+    def _round_or_undo(self, number: int, final: Sequence[Exchange] = ()) -> None:
+        """A whole round or nothing: what is interrupted or fails leaves the federation as it was before."""
+        federation = self._federation
+        federation.transaction.begin(number)
+        try:
+            record = self._timed_round(number, final)
+            if federation.folder is not None:
+                federation.folder.append(record)
+            federation.history.append(record)
+            federation.transaction.end()
+        except BaseException:
+            if federation.transaction.is_open:
+                federation.transaction.undo()
+            raise
+        now = time.perf_counter()
+        self._pace.add(now - self._told, record["evaluated"])
+        self._told = now
+        left = self._pace.seconds_left(number, federation.training.rounds, federation.evaluation.every_n_rounds)
+        federation.tell("round", record, left)
+        self._remark()
+
+    def _timed_round(self, number: int, final: Sequence[Exchange]) -> dict[str, Any]:
+        """Run a round; its record with the seconds that it took, on the clock and of processors."""
+        federation = self._federation
+        began = time.perf_counter()
+        used = processor_seconds()
+        with profile(federation.execution.profile) as watch:
+            due = (
+                bool(final)
+                or number % federation.evaluation.every_n_rounds == 0
+                or number == federation.training.rounds
+            )
+            round = Round(
+                number,
+                final=bool(final),
+                method=federation.method,
+                server=federation.server,
+                history=federation.history,
+                present=federation.present(number),
+                evaluated=due,
+            )
+            record = federation.runner.run(round, final or federation.method.exchanges(number))
+        record["seconds"] = time.perf_counter() - began
+        record["processor_seconds"] = processor_seconds() - used
+        if watch is not None:
+            record["timings"] = watch.breakdown(record["seconds"], federation.executor.workers)
+        return record
+
+    def _remark(self) -> None:
+        """Tell what the method has to say about the newest round, unless it has spoken in this run before."""
+        method = self._federation.method
+        *earlier, newest = self._federation.history
+        with server_stage("remark", newest["round"]):
+            text = method.remark(newest)
+            has_spoken = bool(text) and any(method.remark(record) for record in earlier)
+        if text and not has_spoken:
+            self._federation.tell("message", f"round {newest['round']}: {text}")
+
+    def _keep(self) -> str:
+        """Keep the whole rounds of an interrupted run; says so."""
+        federation = self._federation
+        done = human_count(len(federation.history), "whole round")
+        if federation.folder is None:
+            return f"interrupted; {done} done, of which nothing is kept without a run folder"
+        if federation.history and not federation.transaction.is_open:  # a second Ctrl-C may have stopped the undoing
+            federation.tell("message", f"interrupted; writing a checkpoint of {done}")
+            federation.checkpointer.save(len(federation.history))
+        return f"interrupted; {done} kept in {federation.folder.path}"
+
+    def _is_over(self) -> bool:
+        """Whether the last regular round is done; by the records, so that a resumed run stops alike."""
+        federation = self._federation
+        done = len(federation.history) >= federation.training.rounds
+        return done or self._is_final_done() or federation.checkpointer.has_stopped()
+
+    def _is_final_done(self) -> bool:
+        history = self._federation.history
+        return bool(history) and bool(history[-1]["final_round"])

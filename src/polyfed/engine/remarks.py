@@ -7,20 +7,16 @@ settings for the others' sake. A run of the recipe's own method is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from polyfed.core.client import Client
 from polyfed.core.settings import Settings
 from polyfed.data.classes import remarks as odd_classes
-from polyfed.engine.architectures import first_by_architecture
+from polyfed.engine.plugin import Setup
+from polyfed.engine.task import Task
 from polyfed.engine.uploads import has_upload
 from polyfed.escaping import clients_text
 from polyfed.validation.error_lines import shown
-
-if TYPE_CHECKING:
-    from polyfed.engine.federation import Federation
-
-__all__ = ["data_remarks", "remarks", "unread_settings"]
 
 _LOOKED_AT = 64  # rows of a client, to know how large its inputs are
 _LARGE = 100  # where inputs that are standardized, or in [0, 1], are about 1
@@ -33,41 +29,31 @@ _OF_UPLOADS = {
 }
 
 
-def remarks(federation: Federation) -> list[str]:
-    """Who is averaged with whom, who is held out, what is odd about the data, and settings that are not read."""
-    is_mixed = len(first_by_architecture(federation.clients)) > 1
-    averaging = [federation.averaged] if is_mixed and federation.averaged else []
-    return [*averaging, *_held_out(federation), *federation.class_remarks(), *unread_settings(federation)]
-
-
-def data_remarks(federation: Federation) -> list[str]:
-    """Who is held out, who has so few test rows that one weighs much, and what is odd about classes and inputs."""
-    return [*_held_out(federation), *_few_test_rows(federation), *federation.class_remarks()]
-
-
-def _held_out(federation: Federation) -> list[str]:
-    names = [client.name for client in federation.clients]
-    held_out = federation.held_out
+def held_out_remarks(setup: Setup) -> list[str]:
+    """Who is held out of training."""
+    names = [client.name for client in setup.clients]
+    held_out = setup.held_out
     return [f"held out of training: clients {clients_text(held_out, names)}"] if held_out else []
 
 
-def _few_test_rows(federation: Federation) -> list[str]:
-    if federation.shared_test is not None or federation.evaluation.weighting == "samples":
+def test_row_remarks(setup: Setup, task: Task) -> list[str]:
+    """Who has so few test rows that a single one weighs much in the mean over clients."""
+    if task.test is not None or setup.evaluation.weighting == "samples":
         return []
-    unscored = federation.held_out | federation.setup.unscored
-    rows = {client.id: len(client.data.test) for client in federation.clients if client.id not in unscored}
+    unscored = setup.held_out | setup.unscored
+    rows = {client.id: len(client.data.test) for client in setup.clients if client.id not in unscored}
     scored = {client: count for client, count in rows.items() if count}
-    line = federation.task.main_score.about_few_rows(scored, [client.name for client in federation.clients])
+    line = task.main_score.about_few_rows(scored, [client.name for client in setup.clients])
     return [line] if line else []
 
 
-def class_remarks(federation: Federation) -> list[str]:
+def class_remarks(setup: Setup, task: Task) -> list[str]:
     """What is odd about the clients' classes (`polyfed.data.classes`), and about the size of inputs."""
-    clients = federation.clients
+    clients = setup.clients
     trained = {label for client in clients for label in client.data.train.y.unique().tolist()}
     sides = {id(client.data.test): client.data.test for client in clients}  # a shared one is looked at once
     tested = {label for side in sides.values() for label in side.y.unique().tolist()}
-    lines = odd_classes(federation.class_names, trained, tested)
+    lines = odd_classes(list(task.class_names or ()), trained, tested)
     return [*lines, *_large_inputs(clients)]
 
 
@@ -88,34 +74,35 @@ def _large_inputs(clients: Sequence[Client]) -> list[str]:
     ]
 
 
-def unread_settings(federation: Federation) -> list[str]:
+def unread_settings(setup: Setup, task: Task) -> list[str]:
     """A line for every setting that was given and that the method does not read."""
     lines = [
-        f"{section}.{key} = {shown(getattr(settings, key))} does nothing with method '{federation.method.name}', {why}"
-        for section, settings, keys, why in _unread(federation)
+        f"{section}.{key} = {shown(getattr(settings, key))} does nothing with method '{setup.method.name}', {why}"
+        for section, settings, keys, why in _unread(setup)
         for key in keys
         if getattr(settings, key) != type(settings).model_fields[key].default
     ]
-    public = federation.task.public
-    if public is not None and public.origin == "other" and not federation.method.requirements.public:
-        name = federation.method.name
+    public = task.public
+    if public is not None and public.origin == "other" and not setup.method.requirements.public:
+        name = setup.method.name
         lines.append(f"data.public_dataset does nothing with method '{name}', which uses no public data")
     return lines
 
 
-def _unread(federation: Federation) -> Iterator[tuple[str, Settings, Sequence[str], str]]:
+def _unread(setup: Setup) -> Iterator[tuple[str, Settings, Sequence[str], str]]:
     """Sections, their settings, the keys that are not read, and why."""
-    method, training = federation.method, federation.training
+    method, training = setup.method, setup.training
+    plugins: dict[str, Any] = {plugin.name: plugin for plugin in setup.plugins}
     other = training.model_copy(update={"local_epochs": training.local_epochs + 1})
     if method.phases(training) == method.phases(other):
         yield "training", training, ["local_epochs"], "whose own hyperparameters say how many epochs clients train"
-    privacy = federation.plugin("privacy").settings
+    privacy = plugins["privacy"].settings
     if not has_upload(method):
         for section, keys in _OF_UPLOADS.items():
-            yield section, federation.plugin(section).settings, keys, "which uploads nothing"
+            yield section, plugins[section].settings, keys, "which uploads nothing"
         if not privacy.max_grad_norm:
             why = "which uploads nothing; it needs privacy.max_grad_norm"
             yield "privacy", privacy, ["noise_multiplier", "target_epsilon"], why
-    if not federation.plugin("privacy budget").has_noise:
+    if not plugins["privacy"].has_noise:
         why = "as nothing is noised; it needs privacy.noise_multiplier or privacy.upload_noise_multiplier"
         yield "privacy", privacy, ["delta"], why

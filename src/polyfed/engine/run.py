@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from polyfed.core.client import Client
 from polyfed.core.settings import Keep
 from polyfed.engine.device import device_name
 from polyfed.engine.evaluation import not_evaluated
@@ -430,22 +429,6 @@ def of_run(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path
         ),
     ]
     return "".join(parts)
-
-
-def of_federation(facts: Mapping[str, Any], clients: Sequence[Client], parameters: Mapping[str, int]) -> str:
-    """Who takes part. parameters: architecture -> numbers that are trained."""
-    headings = ["client", "network", "parameters", "training samples", "validation", "test"]
-    names = [client.name for client in clients]
-    rows = [
-        (
-            clients_text([client.id], names),
-            client.architecture,
-            f"{parameters[client.architecture]:,}",
-            *(len(part) for part in (client.data.train, client.data.validation, client.data.test)),
-        )
-        for client in clients
-    ]
-    return paragraph(_title(facts), strong=True) + _long_table(headings, rows)
 
 
 def _title(facts: Mapping[str, Any]) -> str:

@@ -3,91 +3,93 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from polyfed.core.client import Client
+from polyfed.core.settings import Stage
 from polyfed.engine.executors.vectorized import clients_per_batch
+from polyfed.engine.plugin import Setup
 from polyfed.engine.run import is_best_wanted
+from polyfed.engine.task import Execution, Output, Task
 from polyfed.places import without_places
 from polyfed.registry import is_own
 from polyfed.results.main_score import ACCURACY
 from polyfed.results.schema import RunResult, in_order
 
-if TYPE_CHECKING:
-    from polyfed.engine.federation import Federation
 
-
-def facts_of(federation: Federation) -> dict[str, Any]:
+def facts_of(setup: Setup, task: Task, output: Output, stages: Sequence[Stage], workers: int) -> dict[str, Any]:
     """What loggers, the result and tables know of a run."""
     evaluation: dict[str, Any] = {
-        "stage": federation.stages[0],
-        "weighting": federation.evaluation.weighting,
-        "test": "client" if federation.task.test is None else "global",
-        "every_n_rounds": federation.evaluation.every_n_rounds,
-        "stages": federation.stages,
-        "patience": federation.evaluation.patience,
-        "min_delta": federation.evaluation.min_delta,
-        "round": "best" if is_best_wanted(federation.output.keep, federation.evaluation.patience) else "last",
+        "stage": stages[0],
+        "weighting": setup.evaluation.weighting,
+        "test": "client" if task.test is None else "global",
+        "every_n_rounds": setup.evaluation.every_n_rounds,
+        "stages": stages,
+        "patience": setup.evaluation.patience,
+        "min_delta": setup.evaluation.min_delta,
+        "round": "best" if is_best_wanted(output.keep, setup.evaluation.patience) else "last",
     }
-    if federation.held_out:
-        evaluation["held_out"] = sorted(federation.held_out)
-        evaluation["held_out_epochs"] = federation.evaluation.held_out_epochs
-    if federation.setup.unscored:
+    if setup.held_out:
+        evaluation["held_out"] = sorted(setup.held_out)
+        evaluation["held_out_epochs"] = setup.evaluation.held_out_epochs
+    if setup.unscored:
         evaluation["clients"] = "honest"
-    asked = (federation.output.settings or {}).get("method", {}).get("name", "")
+    asked = (output.settings or {}).get("method", {}).get("name", "")
     facts: dict[str, Any] = {
-        "method": asked if is_own(asked) else federation.method.name,  # by which it can be made again
-        "hyperparameters": dataclasses.asdict(federation.method) if dataclasses.is_dataclass(federation.method) else {},
-        "label": federation.output.label,
-        "dataset": without_places(federation.task.dataset),
-        "class_names": federation.class_names,
-        "clients": len(federation.clients),
-        **_client_names(federation),
-        "rounds": federation.training.rounds,
-        "seed": federation.seed,
-        "workers": federation.executor.workers,
-        "precision": federation.execution.precision,
+        "method": asked if is_own(asked) else setup.method.name,  # by which it can be made again
+        "hyperparameters": dataclasses.asdict(setup.method) if dataclasses.is_dataclass(setup.method) else {},
+        "label": output.label,
+        "dataset": without_places(task.dataset),
+        "class_names": list(task.class_names or ()),
+        "clients": len(setup.clients),
+        **_client_names(setup.clients),
+        "rounds": setup.training.rounds,
+        "seed": setup.seed,
+        "workers": workers,
+        "precision": setup.precision,
         "evaluation": evaluation,
     }
-    if federation.task.main_score is not ACCURACY:
-        facts["score"] = federation.task.main_score.name
-    for plugin in federation.plugins:
+    if task.main_score is not ACCURACY:
+        facts["score"] = task.main_score.name
+    for plugin in setup.plugins:
         facts |= plugin.facts()
     return in_order(facts, RunResult)
 
 
-def _client_names(federation: Federation) -> dict[str, list[str]]:
+def _client_names(clients: Sequence[Client]) -> dict[str, list[str]]:
     """What the clients are called, by number; nothing where none has a name."""
-    names = [client.name for client in federation.clients]
+    names = [client.name for client in clients]
     return {"client_names": names} if any(names) else {}
 
 
-def recorded_settings(federation: Federation) -> dict[str, Any]:
+def recorded_settings(
+    setup: Setup, facts: Mapping[str, Any], execution: Execution, output: Output, metrics: Mapping[str, Any]
+) -> dict[str, Any]:
     """What a run folder records of a federation that was made in Python."""
-    hyperparameters = {k: v for k, v in federation.facts["hyperparameters"].items() if v is not None}
-    if federation.method.card.alone:
+    hyperparameters = {k: v for k, v in facts["hyperparameters"].items() if v is not None}
+    if setup.method.card.alone:
         hyperparameters["alone"] = True
-    if federation.method.card.personalize:
-        hyperparameters["personalize"] = federation.method.card.personalize
-    if federation.method.card.adapters is not None:
-        hyperparameters["adapters"] = federation.method.card.adapters.model_dump()
-    execution = federation.execution
-    facts = federation.facts
-    run: dict[str, Any] = {"seed": federation.seed, "precision": facts["precision"]}
+    if setup.method.card.personalize:
+        hyperparameters["personalize"] = setup.method.card.personalize
+    if setup.method.card.adapters is not None:
+        hyperparameters["adapters"] = setup.method.card.adapters.model_dump()
+    run: dict[str, Any] = {"seed": setup.seed, "precision": facts["precision"]}
     size = clients_per_batch(execution.executor, str(execution.device), execution.workers)
     if size > 1:
         run |= {"executor": "vectorized", "workers": size}
-    if federation.output.keep != "last":
-        run["keep"] = federation.output.keep
+    if output.keep != "last":
+        run["keep"] = output.keep
     return {
         "method": {"name": facts["method"], **hyperparameters},
-        "training": federation.training.effective(),
-        "evaluation": federation.evaluation.effective(),
-        **{plugin.name: facts[plugin.name] for plugin in federation.plugins if plugin.name in facts},
-        "run": {**run, **_client_names(federation)},
+        "training": setup.training.effective(),
+        "evaluation": setup.evaluation.effective(),
+        **{plugin.name: facts[plugin.name] for plugin in setup.plugins if plugin.name in facts},
+        "run": {**run, **_client_names(setup.clients)},
         "federation": {
             "dataset": facts["dataset"],
-            "architectures": [client.architecture for client in federation.clients],
-            "samples": [client.n for client in federation.clients],
-            **({"metrics": list(federation.metrics)} if federation.metrics else {}),
+            "architectures": [client.architecture for client in setup.clients],
+            "samples": [client.n for client in setup.clients],
+            **({"metrics": list(metrics)} if metrics else {}),
         },
     }

@@ -13,7 +13,6 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.federation import Federation
-from polyfed.engine.remarks import data_remarks
 from polyfed.errors import MissingPackage, PolyfedError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.cost_estimate import CostEstimate
@@ -120,7 +119,7 @@ def estimate_costs(federation: Federation) -> CostEstimate:
         seconds_scoring=sum(scoring) / workers,
         data_nbytes=_data_bytes(federation),
         averaged=federation.averaged,
-        remarks=tuple(data_remarks(federation)),
+        remarks=tuple(federation.data_remarks()),
     )
 
 

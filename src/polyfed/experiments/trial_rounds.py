@@ -34,9 +34,9 @@ from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import phase_data, train
 from polyfed.engine.operation_counter import AllocationTracker, flops
+from polyfed.engine.pace import single_threaded
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
-from polyfed.engine.run_loop import single_threaded
 from polyfed.engine.scoring import Part, evaluate_model
 from polyfed.experiments.cost_estimate import ArchitectureCheck
 from polyfed.models.split import SplitModel, cut_shapes

@@ -33,7 +33,7 @@ from polyfed.engine import privacy_ledger
 from polyfed.engine.dp_sgd import check_dp_sgd
 from polyfed.engine.dp_sgd import releases as of_training
 from polyfed.engine.executors.jobs import JobResult, TrainJob
-from polyfed.engine.plugin import Plugin, Setup, find
+from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import base_tensors, batchnorm_buffers, endings, has_upload
 from polyfed.errors import ConfigError
@@ -42,30 +42,41 @@ from polyfed.functional.noise import KeyedGaussian
 
 
 class UploadPrivacy(Plugin):
-    """Clips and noises what leaves a client, as `client.privacy` says; a target's noise is made by `PrivacyBudget`."""
+    """Clips and noises what leaves a client, as `client.privacy` says, and keeps the account of what a run releases.
+
+    Attributes:
+        settings: with the noise that a target asks for, once validated. has_noise: whether anything that clients give
+            away is noised.
+    """
 
     name = "privacy"
     settings_class = Privacy
 
+    def __init__(self, settings: Privacy | None = None) -> None:
+        super().__init__(settings)
+        self.has_noise = False
+
     def validate(self, setup: Setup) -> None:
-        """Clipping fits what the method uploads."""
-        method = setup.method
-        if not self.settings.upload_clip_norm or not has_upload(method):
-            return
-        name = method.name
-        for entry, reason in method.fixed_entries.items():
-            sent = f"'{entry}': {reason}"
-            raise ConfigError(f"privacy: expected uploads that can be clipped, got {name}, which sends {sent}")
-        if not method.card.delta_entries:
-            return
-        for architecture, client in setup.first_of_each_architecture().items():
-            network = setup.model_factory.module(architecture)
-            statistics = batchnorm_buffers(network)
-            for entry in method.card.delta_entries:
-                sent_statistics = sorted(statistics & members(setup.first_messages[client.id], entry).keys())
-                sent_statistics.extend(static_statistics(network))  # taken and sent after training
-                if sent_statistics:
-                    raise ConfigError(_no_statistics(name, sent_statistics[0]))
+        """Make the noise that a target asks for, and give it to the clients."""
+        self._check_uploads(setup)
+        self._method, self._training = setup.method, setup.training
+        self._bounds_rows = setup.method.bounds_rows
+        self._rows = {client.id: client.n for client in setup.clients if client.id not in setup.held_out}
+        self._cohort = setup.cohort
+        self._check_bounds()
+        self.settings = self._with_noise(self.settings)
+        self._ledger = privacy_ledger.PrivacyLedger(self.settings.delta)
+        expected = [release for client in self._rows for release in self._expected(client)]
+        self.has_noise = bool(expected)
+        if any(release.unit == "sample" for release in expected):
+            self._check_rows(setup)
+        for client in setup.clients:
+            client.privacy = self.settings
+        setup.server.privacy = self.settings
+        firsts = [*setup.first_of_each_architecture().values()]
+        check_dp_sgd(setup.method, self.settings, firsts, setup.model_factory, setup.precision)
+        if self.has_noise:
+            privacy_ledger.package()  # before anything is trained
 
     def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
         """The upload, clipped and noised."""
@@ -86,108 +97,7 @@ class UploadPrivacy(Plugin):
             found[name] = {**value, **release(floats, base)}
         return found
 
-
-def _no_statistics(name: str, statistic: str) -> str:
-    return (
-        f"privacy: expected networks without BatchNorm, or a method that leaves its statistics with the clients, as "
-        f"noise on a variance may leave none; {name} sends '{statistic}'"
-    )
-
-
-def clipped_entries(message: Message) -> list[str]:
-    """The entries of an upload that are clipped and noised: groups with floats, tensors of floats that stand alone."""
-
-    def of_floats(value: Tensor | Group) -> bool:
-        if isinstance(value, Tensor):
-            return value.dim() > 0 and value.is_floating_point()
-        return any(tensor.is_floating_point() for tensor in value.values())
-
-    return [name for name, value in message.items() if of_floats(value)]
-
-
-def _noise_of(client: Client, message: Message, received: Message) -> torch.Generator | Normals:
-    """What the noise on an upload is drawn from: the run's seed, or the client's secret and all that the upload is.
-
-    The same upload once more has the same noise, so that nothing is gained by asking again; any other has noise of its
-    own, also in the same round: of two with one noise the difference would be bare.
-    """
-    if client.secret is None or not client.privacy.upload_noise_multiplier:
-        return client.generator("privacy")
-    place = json.dumps([client.id, client.exchange, client.round]).encode()
-    digests = [hashlib.sha256(part).digest() for part in (place, to_bytes(message), to_bytes(received))]
-    return KeyedGaussian(hmac.digest(client.secret, b"".join(digests), "sha256"))
-
-
-def _clipped_and_noised(
-    clip: float, noise: float, draws: torch.Generator | Normals, tensors: Group, base: Group
-) -> dict[str, Tensor]:
-    """The tensors with what they have changed since `base` clipped and noised, in their own types."""
-    start = {name: base[name].to(t).float() if name in base else torch.zeros(()) for name, t in tensors.items()}
-    update = {name: t.float() - start[name] for name, t in tensors.items()}
-    new = clip_and_noise(update, clip, noise * clip, draws)
-    return {name: (start[name] + t).to(tensors[name].dtype) for name, t in new.items()}
-
-
-def _check_bounded(client: Client, method: Method, name: str, floats: Group, base: Group) -> None:
-    """Tensors of the client's network go up as changes, and are parameters; others may be anything."""
-    statistics = batchnorm_buffers(client.model)
-    weights = endings(name for name, _ in client.model.named_parameters())
-    who = method.name
-    for key in floats:
-        if key in statistics:
-            raise ConfigError(_no_statistics(who, key))
-        if key in weights and key not in base:
-            raise ConfigError(
-                f"privacy: expected changes of weights that were sent down, or figures of the data, from {who}, got "
-                f"whole weights, '{name}/{key}' (see MethodCard.delta_entries)"
-            )
-
-
-# the account ---------------------------------------------------------------------------------------------------------
-
-
-class PrivacyBudget(Plugin):
-    """The account of what a run releases, read off its records; noise for a target.
-
-    Attributes:
-        settings: with the noise that a target asks for, once validated. has_noise: whether anything that clients give
-            away is noised.
-    """
-
-    name = "privacy budget"
-
-    def __init__(self, settings: Privacy | None = None) -> None:
-        super().__init__(settings or Privacy())
-        self.has_noise = False
-
-    def validate(self, setup: Setup) -> None:
-        """Make the noise that a target asks for, and give it to the clients."""
-        self._method, self._training = setup.method, setup.training
-        self._bounds_rows = setup.method.bounds_rows
-        self._rows = {client.id: client.n for client in setup.clients if client.id not in setup.held_out}
-        self._cohort = setup.cohort
-        upload_privacy = find(setup.plugins, UploadPrivacy)
-        if upload_privacy is not None:
-            self.settings = upload_privacy.settings
-        self._check_bounds()
-        self.settings = self._with_noise(self.settings)
-        self._ledger = privacy_ledger.PrivacyLedger(self.settings.delta)
-        expected = [release for client in self._rows for release in self._expected(client)]
-        self.has_noise = bool(expected)
-        if any(release.unit == "sample" for release in expected):
-            self._check_rows(setup)
-        for client in setup.clients:
-            client.privacy = self.settings
-        setup.server.privacy = self.settings
-        firsts = [*setup.first_of_each_architecture().values()]
-        check_dp_sgd(setup.method, self.settings, firsts, setup.model_factory, setup.precision)
-        if self.has_noise:
-            privacy_ledger.package()  # before anything is trained
-
-    def facts(self) -> dict[str, Any]:
-        """The settings of `[privacy]`, with the noise that was made."""
-        active = self.settings.effective()
-        return {UploadPrivacy.name: active} if active else {}
+    # the account ------------------------------------------------------------------------------------------------------
 
     def select(self, round: Round) -> None:
         """Begin to count."""
@@ -296,6 +206,84 @@ class PrivacyBudget(Plugin):
 
             made["noise_multiplier"] = privacy_ledger.calibrate_noise(released, settings)
         return settings.model_copy(update=made)
+
+    # whether it can be -----------------------------------------------------------------------------------------------
+
+    def _check_uploads(self, setup: Setup) -> None:
+        """Whether clipping fits what the method uploads."""
+        method = setup.method
+        if not self.settings.upload_clip_norm or not has_upload(method):
+            return
+        name = method.name
+        for entry, reason in method.fixed_entries.items():
+            sent = f"'{entry}': {reason}"
+            raise ConfigError(f"privacy: expected uploads that can be clipped, got {name}, which sends {sent}")
+        if not method.card.delta_entries:
+            return
+        for architecture, client in setup.first_of_each_architecture().items():
+            network = setup.model_factory.module(architecture)
+            statistics = batchnorm_buffers(network)
+            for entry in method.card.delta_entries:
+                sent_statistics = sorted(statistics & members(setup.first_messages[client.id], entry).keys())
+                sent_statistics.extend(static_statistics(network))  # taken and sent after training
+                if sent_statistics:
+                    raise ConfigError(_no_statistics(name, sent_statistics[0]))
+
+
+def _no_statistics(name: str, statistic: str) -> str:
+    return (
+        f"privacy: expected networks without BatchNorm, or a method that leaves its statistics with the clients, as "
+        f"noise on a variance may leave none; {name} sends '{statistic}'"
+    )
+
+
+def clipped_entries(message: Message) -> list[str]:
+    """The entries of an upload that are clipped and noised: groups with floats, tensors of floats that stand alone."""
+
+    def of_floats(value: Tensor | Group) -> bool:
+        if isinstance(value, Tensor):
+            return value.dim() > 0 and value.is_floating_point()
+        return any(tensor.is_floating_point() for tensor in value.values())
+
+    return [name for name, value in message.items() if of_floats(value)]
+
+
+def _noise_of(client: Client, message: Message, received: Message) -> torch.Generator | Normals:
+    """What the noise on an upload is drawn from: the run's seed, or the client's secret and all that the upload is.
+
+    The same upload once more has the same noise, so that nothing is gained by asking again; any other has noise of its
+    own, also in the same round: of two with one noise the difference would be bare.
+    """
+    if client.secret is None or not client.privacy.upload_noise_multiplier:
+        return client.generator("privacy")
+    place = json.dumps([client.id, client.exchange, client.round]).encode()
+    digests = [hashlib.sha256(part).digest() for part in (place, to_bytes(message), to_bytes(received))]
+    return KeyedGaussian(hmac.digest(client.secret, b"".join(digests), "sha256"))
+
+
+def _clipped_and_noised(
+    clip: float, noise: float, draws: torch.Generator | Normals, tensors: Group, base: Group
+) -> dict[str, Tensor]:
+    """The tensors with what they have changed since `base` clipped and noised, in their own types."""
+    start = {name: base[name].to(t).float() if name in base else torch.zeros(()) for name, t in tensors.items()}
+    update = {name: t.float() - start[name] for name, t in tensors.items()}
+    new = clip_and_noise(update, clip, noise * clip, draws)
+    return {name: (start[name] + t).to(tensors[name].dtype) for name, t in new.items()}
+
+
+def _check_bounded(client: Client, method: Method, name: str, floats: Group, base: Group) -> None:
+    """Tensors of the client's network go up as changes, and are parameters; others may be anything."""
+    statistics = batchnorm_buffers(client.model)
+    weights = endings(name for name, _ in client.model.named_parameters())
+    who = method.name
+    for key in floats:
+        if key in statistics:
+            raise ConfigError(_no_statistics(who, key))
+        if key in weights and key not in base:
+            raise ConfigError(
+                f"privacy: expected changes of weights that were sent down, or figures of the data, from {who}, got "
+                f"whole weights, '{name}/{key}' (see MethodCard.delta_entries)"
+            )
 
 
 def _sigma(settings: Privacy) -> float:

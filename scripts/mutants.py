@@ -71,7 +71,6 @@ EQUIVALENT: dict[str, tuple[str, ...]] = {
         "kernels.py _times_kernel: if _by_rows",
         "low_rank.py truncated_svd: triple >= rows * columns",
         "kernel_similarity.py _Nuclear.forward: a_LD.shape[1] <= a_LD.shape[0]",
-        "compression.py top_k_sparsify: flat.abs().topk(count, sorted=False)",
     ),
     "a bound on rounding, or the first bracket of a bisection": (
         "centering.py center_and_scale: 32",
@@ -84,7 +83,6 @@ EQUIVALENT: dict[str, tuple[str, ...]] = {
         "kernel_similarity.py _squared_distances: 32",
         "robust.py geometric_median: moved <",
         "robust.py geometric_median: tolerance",
-        "compression.py top_k_count: 1e-09",
     ),
     "only the shape of it is used": (
         "consensus.py transfer_loss: 0 -> 1",

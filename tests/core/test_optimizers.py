@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,11 +20,10 @@ from polyfed.core.optimizers import Optimizer
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.run import early_stop_round
-from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.errors import RunInterrupted
 from polyfed.methods import Local
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, draw, plain_model, records
-from polyfed.testing.spy import Spy
 from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 
@@ -259,32 +257,3 @@ def test_resuming_counts_on(tmp_path: Path, after: int) -> None:
     assert records(second) == records(whole)
     assert difference(all_state(second), all_state(whole)) is None
     assert result["stopped_after"] == expected["stopped_after"] == 5
-
-
-def test_a_stopped_run_is_read_and_not_trained_on(tmp_path: Path) -> None:
-    trained: list[int] = []
-
-    def upload(call: Any, client: Client, *rest: Any) -> Message:
-        trained.append(client.round)
-        message: Message = call(client, *rest)
-        return message
-
-    def run(resume: bool) -> Any:
-        made = ConformanceKit(method=Local()).usual.federation(
-            Spy(Scripted(), upload=upload), SCRIPT, evaluation=Evaluation(patience=1), out=tmp_path / "run"
-        )
-        return made.run(resume=resume)
-
-    whole = run(False)
-    assert max(trained) == 4
-    trained.clear()
-    read = run(True)
-    assert not trained
-    assert read.result == whole.result
-    assert [record["round"] for record in read.history] == [1, 2, 3, 4]
-    assert difference(read.models[2].state_dict(), whole.models[2].state_dict()) is None
-    shutil.rmtree(tmp_path / "run" / "checkpoint")
-    bare = run(True)
-    assert len(bare.history) == 4
-    with pytest.raises(ConfigError, match="checkpoint is gone"):
-        bare.models[0]

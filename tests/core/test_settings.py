@@ -16,16 +16,11 @@ from polyfed.errors import ConfigError
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.toml"
 SECTIONS: list[tuple[type[Settings], dict[str, Any], str]] = [
     (pf.Training, {"roundz": 3}, "unknown key 'training.roundz'; did you mean 'rounds'?"),
-    (pf.Training, {"rounds": -1}, "training.rounds: expected at least 1, got -1"),
-    (pf.Training, {"rounds": "3"}, "training.rounds: expected a whole number, got '3'"),
     (pf.Training, {"rounds": True}, "training.rounds: expected a whole number, got true"),
     (pf.Training, {"rounds": 0, "lr": -1.0}, "training.rounds: expected at least 1, got 0 (and 1 more)"),
     (pf.Training, {"patience": 3}, "unknown key 'training.patience'; it belongs to [evaluation]"),
-    (pf.Training, {"lr_schedule": "exponential"}, "training: lr_schedule 'exponential' needs lr_gamma, got none"),
-    (pf.Evaluation, {"every_n_round": 2}, "unknown key 'evaluation.every_n_round'; did you mean 'every_n_rounds'?"),
     (pf.Evaluation, {"metrics": "f1"}, "evaluation.metrics: expected a list, got 'f1'"),
     (pf.Privacy, {"upload_clip_norm": -1.0}, "privacy.upload_clip_norm: expected at least 0, got -1.0"),
-    (pf.Availability, {"dropout_rate": 2.0}, "availability.dropout_rate: expected at most 1, got 2.0"),
     (pf.Devices, {"custom": {"mine": {"flops": 1.0}}}, "expected the key 'devices.custom.mine.memory_bytes'"),
     (
         pf.Devices,
@@ -51,9 +46,7 @@ def test_python_says_of_settings_what_a_recipe_says(kind: type[Settings], given:
 def test_python_says_of_hyperparameters_what_a_recipe_says() -> None:
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("FedGH", {"header_lrr": 1.0}, "unknown key 'fedgh.header_lrr'; did you mean 'header_lr'?"),
-        ("FedGH", {"header_lr": "x"}, "fedgh.header_lr: expected a number, got 'x'"),
         ("FedGH", {"header_lr": -1.0}, "fedgh.header_lr: expected at least 0, got -1.0"),
-        ("FedHeNN", {"eta": 0.3}, "unknown key 'fedhenn.eta'; did you mean 'eta0'?"),
     ]
     for name, given, line in cases:
         with pytest.raises(ConfigError) as made:

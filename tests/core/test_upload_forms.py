@@ -39,16 +39,13 @@ def put(name: str, value: torch.Tensor) -> Any:
     ("change", "expected"),
     [
         (put("more", torch.ones(1)), "expected 'labels', 'lars', got 'more'"),
-        (put("x" * 90, torch.ones(1)), f"expected 'labels', 'lars', got '{'x' * 60}'"),
         (put("labels", torch.tensor([0, 10**9], dtype=torch.int32)), "expected at most 2 in 'labels', got 1e+09"),
-        (put("labels", torch.tensor([0, -1])), "expected at least 0 in 'labels', got -1"),
         (put("labels", torch.tensor([1, 1])), "expected every number once in 'labels', got some again"),
         (put("labels", torch.tensor([0.0, 1.0])), "expected int32 or int64 as 'labels', got float32"),
         (put("labels", torch.arange(4)), "expected at most 3 rows in 'labels', got the shape (4,)"),
         (put("lars", torch.ones(3, 6)), "expected 2 rows in 'lars', got the shape (3, 6)"),
         (put("lars", torch.ones(2, 7)), "expected a size of 6 in 'lars', got the shape (2, 7)"),
         (put("lars", torch.ones(2)), "expected 2 dimensions of 'lars', got the shape (2,)"),
-        (put("lars", torch.ones(2, 6).double()), "expected float32 as 'lars', got float64"),
         (lambda m: m.update(lars={"x": torch.ones(1)}), "expected a tensor as 'lars', got the other"),
     ],
 )
@@ -60,7 +57,6 @@ def test_what_is_otherwise_is_named(change: Any, expected: str) -> None:
     ("change", "expected"),
     [
         (put("n", torch.tensor(25)), "expected at most 24 in 'n', got 25"),
-        (put("n", torch.tensor(23)), "expected at least 24 in 'n', got 23"),
         (put("model", torch.ones(1)), "expected a group as 'model', got the other"),
         (lambda m: m["model"].pop("head.bias"), "expected 'head.bias' in 'model', which is missing"),
         (lambda m: m["model"].update({"a.b": torch.ones(1)}), "tensors of known names in 'model', got 'a.b'"),

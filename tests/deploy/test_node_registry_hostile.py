@@ -174,7 +174,7 @@ def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytes
 def test_no_odd_answer_breaks_the_reading_of_what_was_compressed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, compression={"dtype": "int8", "top_k_fraction": 0.1})
+    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, compression={"dtype": "int8"})
     wire = Nearby(recipe, tmp_path)
     honest = NodeExecutor.run
     seen: list[bool] = []

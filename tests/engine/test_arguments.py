@@ -168,24 +168,6 @@ def test_registered_networks_are_made_by_name_and_found_again(prepared: bool, tm
     assert torch.equal(prediction.predict(tmp_path / "run", 1, x).scores, expected)
 
 
-def test_texts_bring_their_number_of_words(tmp_path: Any) -> None:
-    rows = [f"So good! No {n},1\ncan't say,0" for n in range(10)]
-    (tmp_path / "a.csv").write_text("\n".join(["said,label", *rows]))
-    source = pf.load_dataset("csv:a.csv", tmp_path, text_column="said", vocab_size=30, max_length=4)
-    clients = [pf.Client("fedhenn-lstm1", source.train)]
-    made = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), task=pf.Task(vocabulary=source.vocabulary))
-    assert made.run().models[0].state_dict()["extractor.embedding.weight"].shape[0] == 32
-
-
-def test_inputs_prepared_by_a_function_of_ones_own_are_told(tmp_path: Any) -> None:
-    clients = of_digits(lambda x: x.float(), "digits-cnn1")
-    pf.Federation(
-        clients, pf.methods.Local(), pf.Training(rounds=1), task=pf.Task(classes=10), out=tmp_path / "run"
-    ).run()
-    with pytest.raises(ConfigError, match="client 0's inputs went through a function of your own"):
-        prediction.predict(tmp_path / "run", 0, load_dataset("digits").train.x[:3])
-
-
 def test_names_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"^client 1: .* got 'digits-cnn9'; did you mean 'digits-cnn"):
         pf.Federation(of_digits(None, "digits-cnn1", "digits-cnn9"), pf.methods.Local())

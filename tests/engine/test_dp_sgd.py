@@ -253,18 +253,6 @@ class TestTraining:
         loud = ran(**{**NOISY, "noise_multiplier": 2.0})
         assert loud.history[1]["epsilon"]["sample"] < chance.history[1]["epsilon"]["sample"]
 
-    def test_noise_is_made_for_a_target(self) -> None:
-        made = ran(max_grad_norm=1.0, target_epsilon=3.0)
-        assert 0.99 * 3.0 < made.history[-1]["epsilon"]["sample"] <= 3.0
-        assert made.facts["privacy"]["noise_multiplier"] == made.plugin("privacy").settings.noise_multiplier > 1
-
-    def test_pairs_and_weights_add_up(self) -> None:
-        method = FedIN(mu=0.0, num_pairs=2, feature_clip=1.0, noise_std=4.0, noise_where="message")
-        both, weights = ran(method, **NOISY), ran(FedIN(mu=0.0, exchange_features=False), **NOISY)
-        kinds = {entry["what"] for entry in both.history[0]["releases"]}
-        assert kinds == {"features", "training"}
-        assert both.history[-1]["epsilon"]["sample"] > weights.history[-1]["epsilon"]["sample"]
-
     def test_numbers_that_a_client_standardized_by_its_own_rows_are_refused(self) -> None:
         rows = LabeledSamples(torch.randn(9, 3), torch.randn(9)).standardized(TargetScale(2.0, 3.0))
         with pytest.raises(ConfigError, match=r"noise hides rows.*client 0.*standardized"):

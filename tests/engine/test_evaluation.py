@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group, get_tensor
@@ -298,30 +297,6 @@ def test_clients_that_hold_the_same_model_are_scored_as_each_alone(name: str, mo
     assert difference(state(together), state(alone)) is None
 
 
-def test_their_model_is_loaded_once_and_rows_go_through_it_in_full_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """50 clients of 5 test rows are 250 rows: one full batch and the rest; 3 rows alone are filled up."""
-    seen: list[int] = []
-
-    class Watched(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            if not self.training:
-                seen.append(len(x))
-            return super().forward(x)
-
-    def federation(count: int, rows: int) -> Federation:
-        data = [(draw(6, (0, 1, 2), i), draw(rows, (0, 1, 2), 99 + i)) for i in range(count)]
-        builders = {"a": lambda: nn.Sequential(nn.Flatten(), Watched(36, 3))}
-        return Federation([Client("a", *each) for each in data], FedAvg(), SHORT, builders=builders)
-
-    sizes = batch_sizes(monkeypatch)
-    federation(50, 5).run()
-    assert sizes == [50] * SHORT.rounds
-    assert seen[-4:] == [128, 122] * SHORT.rounds  # before, the network was tried
-    seen.clear()
-    federation(1, 3).run()
-    assert seen[-2:] == [4] * SHORT.rounds
-
-
 class Kept(FedAvg):
     """An odd client's network stays as it is."""
 
@@ -363,24 +338,6 @@ def test_where_nobody_lacks_a_class_it_is_refused() -> None:
 
 
 # recipes and tables ---------------------------------------------------------------------------------------------------
-
-RECIPE: dict[str, Any] = {
-    "data": {**SMALL["data"], "num_clients": 10, "partition": "by_class", "max_train_per_client": 30},
-    "models": {"architectures": ["digits-cnn1"]},
-    "method": {"name": "local"},
-    "training": {"rounds": 1},
-    "evaluation": {"missing_classes": True, "metrics": ["calibration_error"]},
-}
-
-
-def test_who_trains_on_everybodys_rows_is_scored_on_what_it_would_lack() -> None:
-    pooled = build_federation(pf.Recipe.from_dict({**RECIPE, "run": {"control": "pooled"}}))
-    local = build_federation(pf.Recipe.from_dict(RECIPE))
-    for one, other in zip(pooled.clients, local.clients, strict=True):
-        assert one.missing is not None
-        assert other.missing is not None
-        assert torch.equal(one.missing.rows, other.missing.rows)
-        assert set(one.missing.y.tolist()) == set(range(10)) - set(other.data.train.y.tolist())
 
 
 @hyperparameters

@@ -132,12 +132,10 @@ OTHERS: Mapping[str, Mapping[str, Any]] = {
     "shares": {"method": {"personalize": "shares"}, "evaluation": {"extra_stages": ["personal"]}},
     "alone": {"method": {"alone": True}, "evaluation": {"extra_stages": ["personal"]}},
     "another stage": {"evaluation": {"stage": "personal", "extra_stages": ["received", "after_training"]}},
-    "everybody": {"training": {"client_fraction": 1.0}, "evaluation": {"extra_stages": ["after_training", "personal"]}},
     "late": {"availability": {"late_joiners": 2, "join_round": 3, "dropout_rate": 0.3}},
     "stacked": {"run": {"executor": "vectorized"}},
     "processes": {"run": {"executor": "processes", "workers": 2}},
     "one test set": {"data": {"test": "global"}},
-    "the first exchange": {"training": {"rounds": 1}},
 }
 
 
@@ -191,13 +189,3 @@ def test_what_is_equal_is_one_file_and_what_goes_is_removed(tmp_path: Path) -> N
     again = pf.run(recipe_of({"training": {"rounds": 5}}), out=tmp_path / "run", resume=True)
     wanted = {f"personal-{number:03d}.safetensors" for record in again.history for number in record["clients"]}
     assert {path.name for path in models.glob("*.safetensors")} == {"received-000.safetensors", *wanted}
-
-
-def test_the_personal_one_is_at_hand_by_name(tmp_path: Path) -> None:
-    federation, run = ran(recipe_of(), tmp_path / "run")
-    x = federation.clients[0].data.test.x
-    drawn = run.history[-1]["clients"][0]
-    kept = run.personal_models[drawn](federation.clients[drawn].prepare(x)).detach()
-    said = pf.predict(tmp_path / "run", drawn, x, stage="personal").scores
-    assert torch.allclose(kept, said, atol=1e-4)
-    assert not torch.allclose(said, pf.predict(tmp_path / "run", drawn, x).scores, atol=1e-4)

@@ -25,7 +25,6 @@ from polyfed.engine.run import best_by_validation
 from polyfed.engine.wire import decode, encode
 from polyfed.engine.work_in_flight import WorkInFlight, describe, restore
 from polyfed.errors import ConfigError, RunError, RunInterrupted
-from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
 from polyfed.plugins.availability import ClientAvailability
 from polyfed.plugins.settings import Availability
@@ -266,20 +265,6 @@ def test_what_cannot_be_is_said_before_round_1(tmp_path: Path, settings: dict[st
     with pytest.raises(ConfigError, match=line):
         federation(Local(), Availability(**settings), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_check_expects_so_many_bytes() -> None:
-    def bytes_of(availability: Availability | None, rounds: int = 10) -> tuple[float, float]:
-        found = estimate_costs(federation(FedAvg(), availability, rounds))
-        return found.bytes_down, found.bytes_up
-
-    down, up = bytes_of(None)
-    assert bytes_of(Availability(dropout_rate=0.25)) == pytest.approx((0.75 * down, 0.75 * up))
-    assert bytes_of(Availability(dropout_rate=0.25, dropout_stage="after")) == pytest.approx((down, 0.75 * up))
-    fewer = ran(FedAvg(), Availability(late_joiners=2, join_round=6), 10).history
-    assert bytes_of(Availability(late_joiners=2, join_round=6)) == pytest.approx(
-        (sum(r["bytes_down"] for r in fewer), sum(r["bytes_up"] for r in fewer))
-    )
 
 
 def test_work_is_the_same_after_a_checkpoint() -> None:

@@ -260,15 +260,6 @@ def test_a_history_is_a_short_text_and_a_table() -> None:
     assert type(history)()._repr_html_()
 
 
-def test_without_test_data_nothing_is_drawn() -> None:
-    alone = pf.Client(torch.nn.Linear(4, 3), (torch.randn(9, 4), torch.arange(9) % 3))
-    run = pf.Federation([alone], pf.methods.Local(), pf.Training(rounds=1)).run()
-    words = Words(run._repr_html_())
-    assert "svg" not in words.tags
-    assert "No client was scored: none has test samples." in words.texts
-    assert repr(run.history) == "History(1 round)"
-
-
 def test_a_federation_and_a_client_say_what_they_are() -> None:
     made = federation_notebook()
     assert repr(made) == "Federation(fedavg, 3 clients with 1 architecture, own data, 3 rounds, seed 0)"

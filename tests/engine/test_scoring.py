@@ -188,10 +188,6 @@ def test_lower_is_better() -> None:
     [
         ({"task": Task(classes=3)}, "classes: expected none, as labels are floats"),
         ({"evaluation": Evaluation(metrics=["auc"])}, "evaluation.metrics: expected of mae, r2, got 'auc'"),
-        (
-            {"metrics": {"mine": lambda counts: 1.0}},
-            "metrics: expected a function of a client's predictions and labels",
-        ),
     ],
 )
 def test_what_is_of_classes_is_refused(changed: dict[str, Any], line: str) -> None:

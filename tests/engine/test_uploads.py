@@ -23,7 +23,6 @@ from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import (
     FedAvg,
     FedFomo,
-    FedGH,
     FedHeNN,
     FedIN,
     FedL2G,
@@ -41,10 +40,9 @@ from tests.helpers.interrupt import Interrupt
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
 THREE = Training(rounds=3, batch_size=8, lr=0.1)
 BYTES = Compression(dtype="int8")
-FEW = Compression(top_k_fraction=0.1)
 ALL = {
     "privacy": Privacy(upload_clip_norm=1.0, upload_noise_multiplier=0.01),
-    "compression": Compression(top_k_fraction=0.2, dtype="int8"),
+    "compression": BYTES,
 }
 
 
@@ -78,7 +76,7 @@ def watched(method: Method, **options: Any) -> list[tuple[Message, Message]]:
 
 OFF: dict[str, Any] = {
     "privacy": Privacy(),
-    "compression": Compression(top_k_fraction=1.0, error_feedback=False),
+    "compression": Compression(),
     "robust_aggregation": RobustAggregation(),
     "adversaries": Adversaries(sign_flip_fraction=0.0, attack_scale=5.0),
     "availability": Availability(dropout_rate=0.0, dropout_stage="after"),
@@ -137,7 +135,7 @@ def test_an_upload_that_cannot_be_read_counts_for_nothing(monkeypatch: pytest.Mo
 # what is refused ----------------------------------------------------------------------------------------------------
 
 MEDIAN = RobustAggregation(aggregator="median")
-BOUND, SHARE = {"privacy": Privacy(upload_clip_norm=1.0)}, {"compression": FEW}
+BOUND = {"privacy": Privacy(upload_clip_norm=1.0)}
 KERNELS = {"uploads": "kernels", "alignment_data": {"fixed": True, "size": 8}}
 
 
@@ -147,7 +145,6 @@ KERNELS = {"uploads": "kernels", "alignment_data": {"fixed": True, "size": 8}}
         (FedFomo(), BOUND, "privacy: expected uploads that can be clipped, got fedfomo, which sends 'model': whole"),
         (FedLoRA(), BOUND, "got fedlora, which sends 'adapters': factors A that the client drew.*method.aggregation"),
         (FedHeNN(**KERNELS, kernel={"precision": "int8"}), BOUND, "sends 'kernel': numbers packed as int8"),
-        (FedGH(), SHARE, "compression.top_k_fraction: expected a method that sends changes of weights .*, got fedgh"),
         (FedFomo(), {"robust_aggregation": MEDIAN}, "robust_aggregation.aggregator: expected .* got fedfomo"),
         (FedProto(), {"robust_aggregation": MEDIAN}, "expected 'geometric_median', .* got 'median'"),
         (FedAvg(), {"adversaries": Adversaries(label_flip_fraction=0.5, sign_flip_fraction=0.5)}, "at least one of"),
@@ -166,7 +163,7 @@ def test_statistics_are_not_bounded(method: Method) -> None:
     world = among(method, norm=True, one=method.requirements.same_architecture)
     with pytest.raises(ConfigError, match=r"networks without BatchNorm.* sends '.*running_mean'"):
         world.federation(method, THREE, **BOUND)
-    world.federation(method, THREE, **SHARE)
+    world.federation(method, THREE, compression=BYTES)
 
 
 class Undeclared(FedAvg):
@@ -186,7 +183,7 @@ def test_weights_of_ones_own_method_must_be_declared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_bounded_and_thinned_or_says_why_not(name: str) -> None:
     slow = THREE.model_copy(update={"lr": 0.01})  # at which ProtoNorm does not diverge among these clients
-    for settings in (BOUND, SHARE, {"privacy": Privacy(upload_clip_norm=10.0, upload_noise_multiplier=1e-4)}):
+    for settings in (BOUND, {"privacy": Privacy(upload_clip_norm=10.0, upload_noise_multiplier=1e-4)}):
         try:
             made = among(METHODS[name]()).federation(METHODS[name](), slow, **settings)
         except ConfigError:
@@ -339,7 +336,6 @@ def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, method: Metho
         world.run(method, THREE, **options, out=tmp_path / "run", loggers=[Interrupt(2)])
     resumed = world.federation(method, THREE, **options, out=tmp_path / "run")
     resumed.run(resume=True)
-    assert ("unsent model" in straight.clients[0].state) == (options is ALL)
     for other in (pool, resumed):
         assert difference(all_state(straight), all_state(other)) is None
         assert records(straight) == records(other)

@@ -11,15 +11,11 @@ import torch
 from torch import Tensor
 
 from polyfed.functional.compression import (
-    densify,
     dequantize,
     dequantize_columns,
-    index_nbytes,
     quantize,
     quantize_columns,
     quantized_nbytes,
-    top_k_count,
-    top_k_sparsify,
 )
 
 
@@ -132,46 +128,6 @@ def test_bytes_of_quantized(shape: tuple[int, ...], precision: Any) -> None:
     values, scale = quantize(drawn(shape), precision)
     assert values.nbytes + scale.nbytes == quantized_nbytes(shape, precision)
     assert quantized_nbytes(shape, "float32") == 4 * math.prod(shape)
-
-
-@pytest.mark.parametrize("share", [0.001, 0.03, 0.1, 0.5, 0.97, 1.0])
-def test_the_largest_of_both_signs_go_up(share: float) -> None:
-    x = drawn((9, 41))
-    values, places = top_k_sparsify(x, share)
-    flat = x.numpy().ravel()
-    count = max(1, math.ceil(share * flat.size))
-    largest = np.sort(np.argsort(-np.abs(flat), kind="stable")[:count])
-    np.testing.assert_array_equal(values.numpy(), flat[largest])
-    assert (values < 0).any() or count < 5
-    whole = densify(values, places, (9, 41)).numpy().ravel()
-    np.testing.assert_array_equal(whole.nonzero()[0], largest)
-    np.testing.assert_array_equal(whole[largest], flat[largest])
-    assert top_k_count(flat.size, share) == count
-    assert places.nbytes == index_nbytes(flat.size, count) == min(4 * count, 47)
-    assert places.dtype == (torch.int32 if count < 12 else torch.uint8)
-
-
-def test_a_share_is_not_rounded_up_by_how_numbers_are_stored() -> None:
-    assert [top_k_count(100, share) for share in (0.07, 0.29, 0.071, 1e-9, 1.0)] == [7, 29, 8, 1, 100]
-
-
-BYTES = torch.tensor([6], dtype=torch.uint8)
-
-
-@pytest.mark.parametrize(
-    ("values", "places", "what"),
-    [
-        (torch.ones(2), torch.tensor([0, 4], dtype=torch.int32), "places from 0 to 3, got 0 to 4"),
-        (torch.ones(2), torch.tensor([-1, 2], dtype=torch.int32), "places from 0 to 3, got -1 to 2"),
-        (torch.ones(2), torch.tensor([0, 1]), "as torch.int32 or as bits, got torch.int64"),
-        (torch.ones(3), BYTES, r"as many values as places, got \(3,\) and 2"),
-        (torch.ones(2), torch.tensor([6, 0], dtype=torch.uint8), "places among 4 entries"),
-        (torch.ones(2), torch.tensor([[0, 1]], dtype=torch.int32), "places among 4 entries"),
-    ],
-)
-def test_places_that_are_none(values: Tensor, places: Tensor, what: str) -> None:
-    with pytest.raises(ValueError, match=what):
-        densify(values, places, (2, 2))
 
 
 @pytest.mark.parametrize(

@@ -155,10 +155,6 @@ def test_bytes_are_those_of_the_formula() -> None:
 
     assert size(dtype="float16") == (2 * 1200 + 4) + (2 * 30 + 4) + (2 * 48 + 4)
     assert size(dtype="int8") == (1200 + 4 * 30) + (30 + 4) + (48 + 4 * 3)
-    assert size(top_k_fraction=0.1) == (4 * 120 + 1200 // 8) + (4 * 3 + 4) + 4 * 48  # a bit for every entry
-    assert size(top_k_fraction=0.01) == (4 * 12 + 4 * 12) + (4 + 4) + 4 * 48  # a place for every number
-    assert size(top_k_fraction=0.1, dtype="int8") == (120 + 4 + 150) + (3 + 4 + 4) + (48 + 12)
-    assert size(top_k_fraction=0.99) == 4 * (1200 + 30 + 48)  # the bits would cost more than they save
 
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])
@@ -175,49 +171,6 @@ def test_weights_are_quantized_by_their_change(precision: str) -> None:
     assert found.keys() == UP.keys()
 
 
-def test_a_share_is_of_each_tensor_of_a_change_and_of_nothing_else() -> None:
-    found = through(client(top_k_fraction=0.1))
-    for name, count in (("0.weight", 120), ("0.bias", 3)):
-        moved = (found["model"][name] - DOWN["model"][name]).double().numpy().ravel()  # type: ignore[index]
-        true = CHANGE[name].double().numpy().ravel()
-        largest = np.argsort(-np.abs(true))[:count]
-        assert set(moved.nonzero()[0]) == set(largest)
-        np.testing.assert_allclose(moved[largest], true[largest], atol=1e-6)
-    same(found, UP, "means", "labels", "bits", "strength")
-
-
-def test_what_did_not_go_up_is_added_to_the_next_change() -> None:
-    at, sent, true = client(top_k_fraction=0.05, dtype="int8"), np.zeros(1230), np.zeros(1230)
-    for step in range(4):
-        moved = {name: drawn(*t.shape, seed=step) for name, t in CHANGE.items()}
-        up = {"model": {name: t + moved[name] for name, t in DOWN["model"].items()}}  # type: ignore[union-attr]
-        sent, true = sent + change(through(at, up)), true + numbers(moved)
-        rest = numbers(at.state["unsent model"])
-        np.testing.assert_allclose(sent + rest, true, atol=1e-5)
-    assert np.abs(rest).max() > 1
-    before = at.state["unsent model"]
-    through(at)
-    assert at.state["unsent model"] is not before  # replaced, not written into
-    np.testing.assert_array_equal(numbers(before), rest)
-
-
-def test_without_feedback_nothing_is_kept() -> None:
-    at = client(top_k_fraction=0.05, error_feedback=False)
-    first, second = through(at), through(at)
-    same(first, second, "model")
-    assert not at.state
-    kept = client(top_k_fraction=0.05)
-    assert not np.array_equal(change(through(kept)), change(through(kept)))
-
-
-def test_a_rest_of_another_shape_is_left_out() -> None:
-    at = client(top_k_fraction=0.05)
-    at.state = {"unsent model": {"0.weight": torch.ones(3), "0.bias": 100 * torch.ones(30)}}
-    found = through(at)
-    assert np.abs(change(found)).max() == pytest.approx(100, rel=0.1)
-    assert at.state["unsent model"]["0.weight"].shape == (30, 40)  # type: ignore[index]
-
-
 def test_statistics_and_other_types_go_up_as_they_are() -> None:
     up = {
         "model": {"1.running_var": drawn(30).abs(), "1.num_batches_tracked": torch.tensor(3), "0.bias": drawn(30)},
@@ -225,27 +178,15 @@ def test_statistics_and_other_types_go_up_as_they_are() -> None:
         "none": {},
     }
     down = {"model": {"1.running_var": drawn(30, seed=1), "0.bias": drawn(30, seed=1)}}
-    found = through(client(top_k_fraction=0.1, dtype="int8"), up, down)
+    found = through(client(dtype="int8"), up, down)
     assert torch.equal(found["model"]["1.running_var"], up["model"]["1.running_var"])  # type: ignore[index, call-overload]
     assert found["model"]["1.num_batches_tracked"] == 3  # type: ignore[index, call-overload]
     same(found, up, "half", "none")
 
 
-def test_all_together_in_their_order() -> None:
-    settings = {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.2}
-    clipped = change(through(client(**settings)))
-    found = change(through(client(**settings, top_k_fraction=0.1, dtype="int8", error_feedback=False)))
-    for begin, end, count in ((0, 1200, 120), (1200, 1230, 3)):
-        part, sent = clipped[begin:end], found[begin:end]
-        largest = np.argsort(-np.abs(part))[:count]
-        step = np.abs(part).max() / 127
-        assert set(sent.nonzero()[0]) <= set(largest)
-        assert np.abs(sent[largest] - part[largest]).max() <= 0.5 * step + 1e-6
-
-
 def broken(change: dict[str, Any]) -> Message:
     """A compressed upload with some entries replaced; None: left out."""
-    made = dict(outgoing(client(top_k_fraction=0.1, dtype="int8"), Sends(), UP, DOWN))
+    made = dict(outgoing(client(dtype="int8"), Sends(), UP, DOWN))
     for name, entry in change.items():
         if entry is None:
             del made[name]
@@ -257,31 +198,28 @@ def broken(change: dict[str, Any]) -> Message:
 @pytest.mark.parametrize(
     "how",
     [
-        {"model change places": {"0.weight": torch.tensor([5000] * 120, dtype=torch.int32)}},
-        {"model change places": {"0.weight": torch.ones(3, dtype=torch.uint8)}},
-        {"model change places": None},
         {"model change scale": {"0.weight": torch.ones(7)}},
         {"model change scale": {"0.weight": torch.tensor([math.nan])}},
-        {"model change": {"0.weight": drawn(120)}},
-        {"model change": {"unknown": drawn(120)}},
+        {"model change": {"0.weight": drawn(3)}},
+        {"model change": {"unknown": drawn(3)}},
         {"model change": {"0.weight": torch.ones(0, dtype=torch.int8)}},
         {"means scale": torch.ones(2, 2)},
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(how: dict[str, Any]) -> None:
     with pytest.raises(RunError, match=r"^the upload cannot be read \('[^\n]*'\): [^\n]*$"):
-        restore_upload(Compression(top_k_fraction=0.1, dtype="int8"), broken(how), DOWN)
+        restore_upload(Compression(dtype="int8"), broken(how), DOWN)
 
 
 def test_finite_stays_finite() -> None:
     up = {"model": {"0.bias": drawn(30, scale=1e30)}, "means": drawn(3, 16, scale=1e-30)}
     noisy = {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0}
-    for settings in ({"dtype": "float16"}, {"dtype": "int8"}, {"top_k_fraction": 0.5}, noisy):
+    for settings in ({"dtype": "float16"}, {"dtype": "int8"}, noisy):
         assert first_nonfinite(through(client(**settings), up)) is None  # type: ignore[arg-type]
 
 
 def test_an_upload_that_has_arrived_arrives_again_unchanged() -> None:
-    at = client(top_k_fraction=0.1, dtype="int8")
+    at = client(dtype="int8")
     once = through(at)
     same(restore_upload(compression(at), once, DOWN), once, *UP)
 

@@ -21,10 +21,9 @@ from polyfed.core.randomness import generator
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation, Run
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedHeNN, Local
 from polyfed.plugins.device_simulation import assign_devices
-from polyfed.plugins.settings import BUILT_IN, Devices, Profile
+from polyfed.plugins.settings import Devices, Profile
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TIMES, grouped
 from tests.helpers.interrupt import Interrupt
@@ -220,12 +219,6 @@ def test_jitter_is_drawn_for_each_round_and_client() -> None:
     assert simulated(two(devices=TWO.model_copy(update={"time_jitter": 0.4}), seed=1).run()) != other
 
 
-def test_a_check_expects_clients_that_are_not_always_there() -> None:
-    away = {"fast": FAST, "slow": SLOW.model_copy(update={"availability": 0.5})}
-    always, half = (estimate_costs(two(devices=TWO.model_copy(update=changes))) for changes in ({}, {"custom": away}))
-    assert half.bytes_up == pytest.approx(0.75 * always.bytes_up)
-
-
 RECIPE: dict[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 4},
     "models": {"architectures": ["digits-cnn1"]},
@@ -241,13 +234,6 @@ def test_names_are_dealt_like_architectures() -> None:
     drawn = [assign_devices(Devices(profiles=two, assignment="random"), 50, seed) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert set(drawn[0]) == set(two)
-
-
-def test_a_profile_of_ones_own_and_a_built_in_one_changed() -> None:
-    settings = Devices(profiles=["mine", "gpu"], custom={"mine": Profile(**OWN), "gpu": {"memory_bytes": 5.0}})
-    assert settings.profile("mine") == Profile(**OWN)
-    assert settings.profile("gpu") == BUILT_IN["gpu"].model_copy(update={"memory_bytes": 5.0})
-    assert settings.profile("laptop") == BUILT_IN["laptop"]
 
 
 @pytest.mark.parametrize(

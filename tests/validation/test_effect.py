@@ -18,11 +18,6 @@ from tests.helpers.refusals import refusal
 
 SAID = [  # section, what is given, the line behind the section's name; in recipes: test_effect_of_every_key.py
     (
-        "compression",
-        {"error_feedback": False},
-        "error_feedback = false does nothing beside top_k_fraction = 1.0; set top_k_fraction below 1",
-    ),
-    (
         "adversaries",
         {"attack_scale": 3.0},
         "attack_scale = 3 does nothing without alie_fraction, inner_product_fraction, sign_flip_fraction",
@@ -69,7 +64,6 @@ def test_a_hyperparameter_that_does_nothing(kind: Any, hyperparameters: dict[str
 def test_what_was_switched_off_on_purpose_takes_its_own_with_it() -> None:
     assert pf.Availability(dropout_rate=0.0, dropout_stage="after").effective() == {}
     assert pf.Adversaries(sign_flip_fraction=0.0, attack_scale=3.0).effective() == {}
-    assert pf.Compression(top_k_fraction=1.0, error_feedback=False).effective() == {}
     FedIN(noise_std=0.0, noise_where="message")
 
 

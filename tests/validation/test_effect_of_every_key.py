@@ -139,8 +139,6 @@ KEYS: dict[str, str | Refused] = {
     "privacy.target_epsilon": refused("uploads nothing", target_epsilon=3.0),
     "privacy.delta": refused("it needs privacy.noise_multiplier", FEDAVG, delta=1e-6),
     "compression.dtype": refused(f"compression.dtype = 'int8' {NO_UPLOADS}", dtype="int8"),
-    "compression.top_k_fraction": refused(f"compression.top_k_fraction = 0.5 {NO_UPLOADS}", top_k_fraction=0.5),
-    "compression.error_feedback": refused("set top_k_fraction below 1", error_feedback=False),
     "devices.profiles": "it says who has which device",
     "devices.assignment": refused("set profiles to two or more", **ONE_LAPTOP, assignment="blocks"),
     "devices.custom": refused(

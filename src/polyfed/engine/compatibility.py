@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,13 +45,7 @@ def check_compatibility(
         IncompatibleError: all that does not fit, each with the client, both sides and what to do.
     """
     checks = _Checks(method, clients, model_factory, public)
-    for check in checks.all():
-        try:
-            check()
-        except MissingPackage:
-            raise
-        except ConfigError as error:
-            checks.problems.append(str(error))
+    checks.run()
     if checks.problems:
         raise IncompatibleError(checks.problems)
 
@@ -91,44 +85,55 @@ class _Checks:
         self.templates: dict[str, nn.Module] = {}
         self.problems: list[str] = []
 
-    def all(self) -> Iterator[Callable[[], None]]:
+    def run(self) -> None:
         """Every check, in order; those of networks concern the ones that passed the trial."""
-        needs = self.needs
         owners: dict[str, list[Client]] = {}
         for client in self.clients:
             owners.setdefault(client.architecture, []).append(client)
         for own in owners.values():
-            yield functools.partial(self._try, own)
-        yield self._check_classes
-        yield self._check_public
-        yield self._check_inputs
-        yield self._check_rounds
-        yield self._check_validation
+            self._note(self._try, own)
+        self._note(self._check_classes)
+        self._note(self._check_public)
+        self._note(self._check_inputs)
+        self._note(self._check_rounds)
+        self._note(self._check_validation)
         for architecture in list(self.templates):
-            yield functools.partial(self._check_own, architecture)
+            self._note(self._check_own, architecture)
+        self._check_networks()
+
+    def _check_networks(self) -> None:
+        """What the method needs of all networks."""
+        needs = self.needs
         if needs.split_model or needs.same_feature_dim or needs.same_head or needs.linear_head or needs.same_cut_shapes:
             for architecture in list(self.templates):
-                yield functools.partial(self._need_split, architecture)
-        equal = self._check_equal
-        names = {name: name for name in self.templates}
+                self._note(self._need_split, architecture)
+        if needs.linear_head:
+            self._note(self._check_linear)
+        if needs.same_architecture:
+            self._note(self._check_equal, "one architecture for all clients", {name: name for name in self.templates})
+        if needs.same_feature_dim:
+            self._note(self._check_equal, "one feature width for all clients", self._facts(_width))
+        if needs.same_head:
+            self._note(self._check_equal, "heads with the same tensors", self._facts(_head))
         for needed, check in (
-            (needs.linear_head, self._check_linear),
-            (
-                needs.same_architecture,
-                lambda: equal("one architecture for all clients", names),
-            ),
-            (needs.same_feature_dim, lambda: equal("one feature width for all clients", self._facts(_width))),
-            (needs.same_head, lambda: equal("heads with the same tensors", self._facts(_head))),
             (needs.same_cut_shapes, self._check_cuts),
             (needs.gridlike_cuts, self._check_grids),
             (needs.shared_shapes, self._check_nested),
             (needs.more_than_head, self._check_more_than_head),
             (needs.twice_differentiable, self._check_second_derivatives),
+            (self.model_factory.auxiliary_model and self.templates, self._check_auxiliary),
         ):
             if needed:
-                yield check
-        if self.model_factory.auxiliary_model and self.templates:
-            yield self._check_auxiliary
+                self._note(check)
+
+    def _note(self, check: Callable[..., None], *arguments: Any) -> None:
+        """Do a check, and note what does not fit."""
+        try:
+            check(*arguments)
+        except MissingPackage:
+            raise
+        except ConfigError as error:
+            self.problems.append(str(error))
 
     def _try(self, owners: Sequence[Client]) -> None:
         """Whether the network of some clients can be made and takes their data."""

@@ -44,20 +44,14 @@ class Compression(Settings):
     See `plugins.compression`.
     """
 
-    _switches: ClassVar[tuple[str, ...]] = ("dtype", "top_k_fraction")
+    _switches: ClassVar[tuple[str, ...]] = ("dtype",)
 
     dtype: Literal["float32", "float16", "int8"] = Field("float32", description="of the numbers that go up")
-    top_k_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="of each tensor's change, the share of entries that goes up: the largest; 1: all"
-    )
-    error_feedback: Annotated[bool, ActsWith("top_k_fraction", off=1)] = Field(
-        True, description="top_k_fraction: what did not go up is added to the next change"
-    )
 
     @property
     def enabled(self) -> bool:
         """Whether anything is compressed."""
-        return self.dtype != "float32" or self.top_k_fraction < 1
+        return self.dtype != "float32"
 
 
 class RobustAggregation(Settings):

@@ -29,14 +29,12 @@ class ActsWith:
         key: the other field.
         values: those of its values; text that ends in ":" stands for all that begins so. (): where it is on.
         of: values of this field of which this holds; (): of all.
-        off: the number at which the other field is off.
         several: whether the other field is a list that needs two different entries.
     """
 
     key: str
     values: tuple[Any, ...] = ()
     of: tuple[Any, ...] = ()
-    off: float = 0
     several: bool = False
 
     def holds(self, own: Any, other: Any) -> bool:
@@ -47,7 +45,7 @@ class ActsWith:
             entries = other if isinstance(other, list | tuple) else [other]  # a recipe may hold anything as yet
             return any(entry != entries[0] for entry in entries)
         if not self.values:
-            return bool(other) and other != self.off
+            return bool(other)
         return any(other == value or (_is_prefix(value) and str(other).startswith(value)) for value in self.values)
 
     def wanted(self, other: Any) -> str:
@@ -61,7 +59,7 @@ class ActsWith:
         if isinstance(other, bool):
             return f"set {key} to true"
         if isinstance(other, int | float):
-            return f"set {key} {'above' if self.off == 0 else 'below'} {self.off:g}"
+            return f"set {key} above 0"
         return f"set {key}"
 
 
@@ -102,7 +100,7 @@ def without_effect(fields: Mapping[str, Any], values: Mapping[str, Any], given: 
         value = values[name]
         other = values[needed.key]
         default = fields[name].get_default(call_default_factory=True)
-        if value == default or (needed.key in given and _is_off(other, needed)):
+        if value == default or (needed.key in given and _is_zero(other, needed)):
             continue
         own = name
         key = needed.key
@@ -112,9 +110,9 @@ def without_effect(fields: Mapping[str, Any], values: Mapping[str, Any], given: 
     return None
 
 
-def _is_off(other: Any, needed: ActsWith) -> bool:
-    """Whether a number is at "off"."""
-    return not needed.values and isinstance(other, int | float) and not isinstance(other, bool) and other == needed.off
+def _is_zero(other: Any, needed: ActsWith) -> bool:
+    """Whether the other field is a number that is off, and was set to that."""
+    return not needed.values and isinstance(other, int | float) and not isinstance(other, bool) and other == 0
 
 
 def _is_prefix(value: Any) -> bool:

@@ -82,7 +82,7 @@ def slow(*values: Any) -> Any:
             "fml",
             {"compression": {"dtype": "int8"}, "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.1}},
         ),
-        ("fedavg", {**ONE, "compression": {"top_k_fraction": 0.2, "error_feedback": True}}),
+        ("fedavg", {**ONE, "compression": {"dtype": "int8"}}),
         ("fedavg", {**ONE, "adversaries": {"label_flip_fraction": 0.4}}),
         ("fedavg", {**ONE, "adversaries": {"sign_flip_fraction": 0.4}}),
         ("fedproto", {"availability": {"dropout_rate": 0.3, "late_joiners": 1}}),

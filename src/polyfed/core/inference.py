@@ -19,8 +19,8 @@ from polyfed.functional.modes import eval_mode
 from polyfed.profiling import timed
 
 CHUNK = 128  # rows per pass: what goes in and out of a layer then fits the caches
-_MOST_ROWS = 1024  # of a pass on a GPU, for which launching it should not take longer than the pass itself
-_ENTRIES = 2**22  # of the inputs of such a pass together, if those are not few rows
+_MOST_ROWS = 1024  # rows of a pass on a GPU: fewer, and launching takes longer than computing
+_ENTRIES = 2**22  # numbers in the inputs of such a pass, unless it has few rows
 BACKWARD_ROWS = 64  # rows of a pass whose graph, and what went in and out of every layer, is kept
 
 

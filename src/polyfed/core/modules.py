@@ -24,7 +24,7 @@ HEAD: tuple[Part, ...] = ("head",)
 
 _Network = TypeVar("_Network", bound=nn.Module)
 _Trainable = tuple[tuple[str, ...], tuple[nn.Parameter, ...]]
-_STEADY: dict[nn.Module, _Trainable] = {}  # of `cache_trainable`
+_STEADY: dict[nn.Module, _Trainable] = {}  # what `cache_trainable` has found
 
 
 def trainable_parameters(module: nn.Module) -> _Trainable:

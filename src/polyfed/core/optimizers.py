@@ -18,7 +18,7 @@ from polyfed.core.settings import Training
 
 _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8  # PyTorch's, and the papers'
-_REMEMBERED = ("momentum", "mean", "square", "steps")  # by `Optimizer`, of a parameter
+_REMEMBERED = ("momentum", "mean", "square", "steps")  # what `Optimizer` keeps for a parameter
 
 
 class Optimizer:

@@ -22,7 +22,7 @@ from polyfed.core.modules import as_split_model, float_state
 from polyfed.core.server import Server
 
 FLOATS = (torch.float32,)
-MOST = 2**40  # of a single number: steps, parameters
+MOST = 2**40  # largest single number: steps, parameters
 
 
 class Variants(Protocol):

@@ -104,7 +104,7 @@ class _PerSampleModel:
         sampler, optimizer = _package()
         self._names, self._parameters = trainable_parameters(model)
         noise = None
-        self._own: Normals | None = None  # of the noise that is not Opacus's
+        self._own: Normals | None = None  # draws of noise, where it is not Opacus's
         if isinstance(draws, torch.Generator):
             seed = int(torch.randint(2**62, (), generator=draws))
             noise = torch.Generator(self._parameters[0].device).manual_seed(seed)
@@ -116,7 +116,7 @@ class _PerSampleModel:
         self._layout = channels_first(model)
         self._hooks.disable_hooks()  # what else a step does with the network is no business of theirs
         self._steps = optimizer(
-            torch.optim.SGD(self._parameters, lr=1.0),  # which never takes a step of its own
+            torch.optim.SGD(self._parameters, lr=1.0),  # an optimizer that never takes a step of its own
             noise_multiplier=settings.noise_multiplier if self._own is None else 0.0,
             max_grad_norm=settings.max_grad_norm,
             expected_batch_size=1,

@@ -101,10 +101,6 @@ class Evaluator:
         """Whether those who train are scored right afterwards."""
         return "after_training" in self.stages
 
-    def forget(self) -> None:
-        """Take every score anew from now on."""
-        self._memory = {}
-
     def record(self, after_training: Mapping[int, Score]) -> dict[str, Any]:
         """The figures of all stages, and the validation score of the main one, for the round's record."""
         main = self.stages[0]
@@ -306,7 +302,7 @@ def _all_test_rows(clients: Sequence[Client]) -> LabeledSamples:
     return LabeledSamples(torch.cat([side.x for side in sides]), torch.cat([side.y for side in sides]))
 
 
-# of a client's predictions and labels, (N,) each: classes, int64, or numbers, float64; NaN: not defined
+# a figure from a client's predictions and labels, (N,) each: classes, int64, or numbers, float64; NaN: not defined
 Measure = Callable[[Tensor, Tensor], float]
 
 

@@ -1,4 +1,4 @@
-"""The local loop: the only place where a client's minibatches are walked through."""
+"""The local loop: the only place where a client's minibatches are taken one by one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def train(
     steps = samples = 0
     # by chance drawn: how many rows there were would tell of each whether it was among them
     planned = min(client.training.batch_size, client.n) if client.privacy.poisson else None
-    losses: list[tuple[Tensor, int]] = []  # of the steps, and how many samples each had
+    losses: list[tuple[Tensor, int]] = []  # loss of each step, and how many samples it had
     sums: dict[str, Tensor] = {}
     raw_sums: dict[str, Tensor] = {}
     if phases is None:

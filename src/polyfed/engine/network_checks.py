@@ -19,9 +19,9 @@ from polyfed.models.adapt import Adapted
 from polyfed.models.split import SplitModel
 from polyfed.models.traced_forward import logits_of
 
-_ROWS = 2  # of a forward: as few as BatchNorm takes
-_BATCHES = 8  # that come before: more than short windows and warm-ups last
-_CLOSE = {"cpu": 1e-6}  # of the largest entry: what rounding may change, by type of device
+_ROWS = 2  # rows of a trial batch: as few as BatchNorm takes
+_BATCHES = 8  # batches before the compared one: more than short windows and warm-ups last
+_CLOSE = {"cpu": 1e-6}  # rounding, as a share of the largest entry, by type of device
 _ELSEWHERE = 1e-4  # where sums may be taken in any order
 _STATELESS = ("torch.nn.", "polyfed.")  # whose layers have all their state in state_dict()
 _LATER = [10**power for power in range(1, 7)]  # what a counter may come to

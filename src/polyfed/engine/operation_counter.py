@@ -54,7 +54,7 @@ def _encoder_layer(x: Tensor, width: int, heads: int, of_inputs: Tensor, *others
 
 
 _aten = torch.ops.aten
-_OTHERS: dict[Any, Callable[..., int]] = {  # that PyTorch's own counter does not know: a CPU's
+_OTHERS: dict[Any, Callable[..., int]] = {  # operations of a CPU that PyTorch's own counter does not know
     _aten._scaled_dot_product_flash_attention_for_cpu: lambda *qkv, **_: sdpa_flop_count(*(t.shape for t in qkv[:3])),
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *given, **_: sdpa_backward_flop_count(
         *(tensor.shape for tensor in given[:4])  # the gradient, q, k and v

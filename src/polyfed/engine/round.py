@@ -93,7 +93,7 @@ class RoundRunner:
                 self.aggregate(round, uploads)
                 self.transaction.check_untouched(n for n, before in written.items() if writes(uploads[n]) != before)
                 self.server.state = contiguous(self.server.state, self.server.device)
-            del sent, read, uploads  # which nobody needs while the clients are scored
+            del sent, read, uploads  # messages that nobody needs while the clients are scored
         self.server.exchange = "train"
         return selected
 

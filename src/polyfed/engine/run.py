@@ -75,7 +75,7 @@ class ClientModels(Mapping[int, nn.Module]):
         return len(self._present)
 
 
-_LOST_ERROR = 100  # of numbers, squared, where predicting their mean has 1
+_LOST_ERROR = 100  # squared error of standardized numbers; predicting their mean has 1
 _LOST_LOSS = 1e3  # far above that of guessing, log C, 14 among a million classes
 # how the reasons begin for which what is not finite is refused
 _DIVERGED = ("the training loss is ", "the model is not finite", "the upload is not finite")

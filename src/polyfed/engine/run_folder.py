@@ -53,7 +53,7 @@ Weights = Mapping[str, Tensor]
 WriteModel = Callable[[int, Mapping[str, tuple[Weights, Message]], Mapping[str, Any]], None]
 LOCK = ".lock"
 _claimed: set[Path] = set()  # run folders that this process has locked for its next `RunFolder.open`
-_MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # of files that later commands make of a run
+_MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # endings of files that later commands make of a run
 # keys of [run] that may differ when a run goes on: where, how often and by whom, and what stands beside results
 _MAY_DIFFER = {"out", "checkpoint_every", "executor", "workers", "label", "loggers", "paper_tables", "preset_note"}
 _MAY_DIFFER |= {"overrides", "modules", "client_names"}  # names are compared by themselves

@@ -52,7 +52,9 @@ class Transaction:
 
     def __post_init__(self) -> None:
         self._begun = Snapshot(0, {}, {}, {})
-        self._before: dict[int, tuple[WeightRow | None, State]] = {}  # of those whom this round has changed
+        self._before: dict[
+            int, tuple[WeightRow | None, State]
+        ] = {}  # weights and state before this round, for clients that it has changed
         self.is_open = False
 
     def begin(self, number: int) -> None:

@@ -116,7 +116,7 @@ class UploadPrivacy(Plugin):
             number = arrived.client_id
             entries = None
             if left.bytes_up > 0 and number not in round.silenced:
-                # of an upload that nobody could read there are at most so many
+                # an upload that nobody could read has at most so many entries
                 entries = len(clipped_entries(arrived.message) if arrived.counts else left.message)
             released.setdefault(number, []).extend(self._given(number, entries, self.settings, job.exchange))
 

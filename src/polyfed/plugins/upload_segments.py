@@ -128,7 +128,7 @@ def owners_of(parts: Mapping[int, Sequence[Segment]]) -> dict[Hashable, tuple[in
     return found
 
 
-Pieces = list[list[Segment]]  # of each of some clients its parts, in the same order
+Pieces = list[list[Segment]]  # for each of some clients its parts, in the same order
 
 
 def blocks_of(

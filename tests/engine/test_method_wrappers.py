@@ -24,7 +24,7 @@ from polyfed.core.settings import AdapterSettings, Evaluation, Personalization, 
 from polyfed.engine.federation import Federation
 from polyfed.engine.method_wrappers import adapted, alone, personalized
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.methods import FD, MOON, DepthFL, FedAvg, FedGH, FedMRL, FedProto, FedSA, FedTGP, Local
+from polyfed.methods import FD, MOON, ClosedForm, DepthFL, FedAvg, FedGH, FedMRL, FedProto, FedSA, FedTGP, Local
 from polyfed.models.adapt import split
 from polyfed.plugins.settings import Devices, RobustAggregation
 from polyfed.testing import fixtures as worlds
@@ -196,9 +196,9 @@ def test_the_server_keeps_the_newest_counts_of_each() -> None:
     [
         (FedGH(), "tuned", "expected a method that scores what clients receive.* got 'fedgh', which scores"),
         (
-            FedSA(predictor="prototype"),
+            ClosedForm(),
             "shares",
-            "expected a method that predicts by the network's output.* got 'fedsa'",
+            "expected a method that predicts by the network's output.* got 'closed-form'",
         ),
     ],
 )

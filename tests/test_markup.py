@@ -1,9 +1,9 @@
-"""Markup for notebooks: nothing in it comes from a text, and curves are where their values are."""
+"""Markup for notebooks: nothing in it comes from a text."""
 
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
-from polyfed.markup import curves, cut, details, notes, paragraph, preformatted, table
+from polyfed.markup import details, notes, paragraph, preformatted, table
 
 EVIL = '</td><script>alert(1)</script><img src=x onerror="alert(2)" \'&'
 
@@ -28,7 +28,6 @@ def test_texts_stay_texts() -> None:
         details(EVIL, ""),
         notes([EVIL]),
         table([EVIL, "b"], [(EVIL, 1)]),
-        curves({EVIL: ([1, 2], [3, 4])}, EVIL, EVIL),
     ]
     for markup in made:
         assert not tags(markup) & {"script", "img"}
@@ -42,14 +41,3 @@ def test_a_table_by_hand() -> None:
     assert [text for text, _ in cells] == ["a", "1", "b", "2"]
     assert ["left" in style for _, style in cells] == [True, False, True, False]
     assert ["bold" in style for _, style in cells] == [False, False, False, True]
-    assert cut([1, 2, 3, 4], 0, 2, 1) == [1, 2, 3, 4]
-    assert cut([1, 2, 3, 4, 5], 0, 2, 1) == [1, 2, 0, 5]
-
-
-def test_curves_are_lines_with_names() -> None:
-    lines = {"_a": ([1, 3], [40, 60]), "$\\frac{\x1b": ([2], [50])}
-    root = ElementTree.fromstring(curves(lines, "round", "accuracy"))
-    first, second = (part for part in root.iter() if (part.get("id") or "").startswith("curve-"))
-    assert [len([use for use in part.iter() if use.tag.endswith("use")]) for part in (first, second)] == [2, 1]
-    texts = [text.text for text in root.iter() if text.tag.endswith("text")]
-    assert {"_a", "$\\frac{\\x1b", "round", "accuracy"} <= set(texts)

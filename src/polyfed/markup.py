@@ -1,4 +1,4 @@
-"""Tables and small curves as HTML, for notebooks: values in, text out.
+"""Tables and figures as HTML, for notebooks: values in, text out.
 
 Every text is escaped. What comes out needs no script and no style sheet, so that it shows in Jupyter, in VS Code and in
 a notebook that was saved.
@@ -7,17 +7,10 @@ a notebook that was saved.
 from __future__ import annotations
 
 import base64
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
-from polyfed.escaping import html_text, visible
-from polyfed.palette import COLORS
-
-_DASHES = ("-", "--", ":", "-.")
-Row = TypeVar("Row")
-
+from polyfed.escaping import html_text
 
 # words and tables -------------------------------------------------------------------------------------------------
 
@@ -67,48 +60,6 @@ def table(
     ]
     body = "".join(lines)
     return f'<div style="overflow-x:auto"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def cut(rows: Sequence[Row], between: Row, first: int, last: int) -> list[Row]:
-    """All rows if they are few, else the first and the last so many with one between that stands for the others."""
-    if len(rows) <= first + last + 1:
-        return list(rows)
-    return [*rows[:first], between, *rows[len(rows) - last :]]
-
-
-# curves -----------------------------------------------------------------------------------------------------------
-
-
-Curve = tuple[Sequence[float], Sequence[float]]  # as many places as values
-
-
-def curves(lines: Mapping[str, Curve], x_label: str, y_label: str) -> str:
-    """A small figure, as SVG, with a legend of the lines' names below it; nothing where there is no point."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    drawn = {visible(name): (x, y) for name, (x, y) in lines.items() if x}
-    if not drawn:
-        return ""
-    figure = Figure(figsize=(5.6, 2.8), layout="constrained")
-    axes = figure.subplots()
-    axes.grid(True, color="#dddddd", linewidth=0.7)
-    handles: list[Any] = []
-    for number, (x, y) in enumerate(drawn.values()):
-        color = COLORS[number % len(COLORS)]
-        dash = _DASHES[number % len(_DASHES)]
-        look: dict[str, Any] = {"marker": "o", "markersize": 3, "gid": f"curve-{number}"}
-        handles += axes.plot(x, y, color=color, linestyle=dash, **look)
-    axes.set_xlabel(x_label, parse_math=False)
-    axes.set_ylabel(y_label, parse_math=False)
-    below = figure.legend(handles, list(drawn), loc="outside lower left", frameon=False)
-    for text in below.get_texts():
-        text.set_parse_math(False)
-    stream = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "polyfed"}):  # equal figures, equal text
-        figure.savefig(stream, format="svg", metadata={"Date": None})
-    drawing = stream.getvalue()
-    return f'<div style="max-width:100%">{drawing[drawing.index("<svg") :]}</div>'  # HTML knows no <?xml ...?>
 
 
 def image(file: Path) -> str:

@@ -7,7 +7,6 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -206,25 +205,6 @@ def test_a_figure_that_fails_names_itself() -> None:
 # progress
 
 
-EVIL = "<script>alert(1)</script>"
-
-
-class Words(HTMLParser):
-    """The texts of a piece of markup, in order, and its tags."""
-
-    def __init__(self, markup: str) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-        self.tags: list[str] = []
-        self.feed(markup)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-
 def clients() -> list[pf.Client]:
     x, y = torch.randn(60, 4), torch.arange(60) % 3
     return [pf.Client(torch.nn.Linear(4, 3), (x[:20], y[:20]), (x[20 + k :], y[20 + k :])) for k in range(3)]
@@ -237,27 +217,13 @@ def federation_notebook(rounds: int = 3, **options: Any) -> pf.Federation:
 # a federation and its run
 
 
-def test_a_run_shows_its_scores_its_curves_and_its_clients() -> None:
-    run = federation_notebook(dataset=EVIL, label=EVIL).run()
-    words = Words(run._repr_html_())
-    assert {"table", "svg", "details"} <= set(words.tags)
-    assert "script" not in words.tags
-    assert f"{EVIL} on {EVIL}: 3 clients, 3 rounds, seed 0" in words.texts
-    assert f"{100 * run.result['accuracy']:.2f}" in words.texts
-    assert words.tags.count("tr") == 2 + 4 + 4, "the stage, three rounds and three clients, each with headings"
-
-
-def test_a_history_is_a_short_text_and_a_table() -> None:
+def test_a_history_is_a_short_text() -> None:
     history = federation_notebook(30).run().history
     first, last = (history[at]["accuracy"]["received"]["mean"] for at in (0, -1))
     assert repr(history) == str(history) == f"History(30 rounds: accuracy {first:.4f} to {last:.4f} (received))"
     assert isinstance(history, list)
     assert list(history) == history
-    words = Words(history._repr_html_())
-    assert words.tags.count("tr") == 1 + 5 + 1 + 15, "the first five, a gap, the last fifteen"
-    assert words.tags.count("svg") == 1
     assert repr(type(history)()) == "History(0 rounds)"
-    assert type(history)()._repr_html_()
 
 
 def test_a_federation_and_a_client_say_what_they_are() -> None:

@@ -18,11 +18,9 @@ from polyfed.core.settings import Keep
 from polyfed.engine.device import device_name
 from polyfed.engine.evaluation import not_evaluated
 from polyfed.errors import ConfigError
-from polyfed.escaping import clients_text
-from polyfed.markup import curves, cut, details, paragraph, table
 from polyfed.results.main_score import RMSE, main_score_of
 from polyfed.results.schema import RunResult, in_order
-from polyfed.units import human_bytes, human_count, human_seconds
+from polyfed.units import human_count
 from polyfed.version import __version__
 
 
@@ -53,9 +51,6 @@ class Run:
         where = "" if self.path is None else f", in {self.path}"
         return f"Run({result['method']}, {human_count(len(self.history), 'round')}: {scored}, {sent}{where})"
 
-    def _repr_html_(self) -> str:
-        return of_run(self.result, self.history, self.path)
-
 
 class ClientModels(Mapping[int, nn.Module]):
     """Networks by client number, made when asked for."""
@@ -82,7 +77,7 @@ _DIVERGED = ("the training loss is ", "the model is not finite", "the upload is 
 
 
 class History(list[dict[str, Any]]):
-    """The records of a run, one per round, in order: a list. In a notebook it is a table and curves."""
+    """The records of a run, one per round, in order: a list; `to_frame` makes a table of it."""
 
     def __repr__(self) -> str:
         score = main_score_of(self[-1] if self else ())
@@ -93,9 +88,6 @@ class History(list[dict[str, Any]]):
         means = [found[stage]["mean"] for found in scored if stage in found]
         change = f"{score.title} {means[0]:.4f} to {means[-1]:.4f} ({stage})"
         return f"History({human_count(len(self), 'round')}: {change})"
-
-    def _repr_html_(self) -> str:
-        return of_history(self)
 
     def to_frame(self) -> Any:
         """A `pandas.DataFrame`: one row per round, indexed by its number, and one column per number of the records.
@@ -384,93 +376,3 @@ def environment_versions(device: torch.device) -> dict[str, str]:
         "platform": platform.platform(),
     }
     return found if device.type == "cpu" else {**found, "device": device_name(device)}
-
-
-# in a notebook --------------------------------------------------------------------------------------------------------
-
-_FIRST, _LAST = 5, 15  # rows of a long table that are shown
-
-
-def of_history(records: Sequence[Mapping[str, Any]]) -> str:
-    """The rounds as curves and as a table."""
-    return _curves(records) + _rounds(records)
-
-
-def of_run(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path: Path | None) -> str:
-    """The scores of a run, its curves, and, to be opened, its rounds and its clients."""
-    score = main_score_of(result)
-    stages = [
-        (stage, *("" if key not in found else score.text(found[key]) for key in ("mean", "std", "min", "max")))
-        for stage, found in result[f"{score.name}_by_stage"].items()
-    ]
-    headings = [f"test {score.title_with_unit}", "mean over clients", "std", "lowest client", "highest client"]
-    sent = f"{human_bytes(result['bytes_up'])} up, {human_bytes(result['bytes_down'])} down"
-    where = "" if path is None else f"; run folder {path}"
-    refused = f", {result['refused']} uploads refused" if result["refused"] else ""
-    names = result.get("client_names", ())
-    clients = [
-        (
-            clients_text([row["id"]], names),
-            row["architecture"],
-            row["samples"],
-            "" if row[score.name] is None else score.text(row[score.name]),
-        )
-        for row in result["clients_table"]
-    ]
-    parts = [
-        paragraph(_title(result), strong=True),
-        paragraph(result["nothing_learnt"], strong=True) if result.get("nothing_learnt") else "",
-        table(headings, stages) if stages else paragraph("No client was scored: none has test samples."),
-        paragraph(f"{sent}, {human_seconds(result['seconds'])}{refused}{where}"),
-        _curves(records),
-        details("Rounds", _rounds(records)),
-        details(
-            "Clients", _long_table(["client", "network", "training samples", f"test {score.title_with_unit}"], clients)
-        ),
-    ]
-    return "".join(parts)
-
-
-def _title(facts: Mapping[str, Any]) -> str:
-    what = f"{facts['label'] or facts['method']} on {facts['dataset']}"
-    return f"{what}: {facts['clients']} clients, {facts['rounds']} rounds, seed {facts['seed']}"
-
-
-def _long_table(headings: Sequence[str], rows: Sequence[Sequence[object]], words: Sequence[int] = (1,)) -> str:
-    """The first and the last rows. words: columns that hold words."""
-    return table(headings, cut(rows, ["…"] * len(headings), _FIRST, _LAST), words=words)
-
-
-def _rounds(records: Sequence[Mapping[str, Any]]) -> str:
-    score = main_score_of(records[0] if records else ())
-    stages = _stages(records)
-    rows = [
-        (
-            record["round"],
-            "" if record["train_loss"] is None else f"{record['train_loss']:.4f}",
-            *(score.text(record[score.name][stage]["mean"]) if stage in record[score.name] else "" for stage in stages),
-            human_bytes(record["bytes_up"]),
-            human_bytes(record["bytes_down"]),
-            human_seconds(record["seconds"]),
-            len(record["refused"]) or "",
-        )
-        for record in records
-    ]
-    return _long_table(["round", "loss", *stages, "up", "down", "time", "refused"], rows, words=())
-
-
-def _stages(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """At which clients were scored in some round."""
-    score = main_score_of(records[0] if records else ())
-    return list(dict.fromkeys(stage for record in records for stage in record[score.name]))
-
-
-def _curves(records: Sequence[Mapping[str, Any]]) -> str:
-    """A curve for each stage of scoring."""
-    score = main_score_of(records[0] if records else ())
-    lines = {}
-    for stage in _stages(records):
-        scored = [record for record in records if stage in record[score.name]]
-        values = [score.shown(record[score.name][stage]["mean"]) for record in scored]
-        lines[stage] = ([record["round"] for record in scored], values)
-    return curves(lines, "round", f"test {score.title_with_unit}, mean over clients")

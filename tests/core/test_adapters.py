@@ -11,7 +11,6 @@ from torch import nn
 
 from polyfed.core.adapters import adapted_layers, adapter_state, add_adapters, draw_a, merge_adapters
 from polyfed.core.modules import float_state
-from polyfed.errors import ConfigError
 from polyfed.functional.lora import product
 from polyfed.models.adapt import split
 from polyfed.models.split import SplitModel
@@ -129,10 +128,3 @@ def test_a_is_drawn_within_one_over_the_root_of_inputs() -> None:
     assert 0.2 < float(a.abs().max()) <= 0.25
     assert float(a.min()) < -0.2
     assert torch.equal(a, draw_a(torch.empty(8, 16), torch.Generator().manual_seed(0)))
-
-
-def test_what_cannot_have_adapters_is_refused() -> None:
-    with pytest.raises(ConfigError, match="adapters need split models, got a plain Sequential"):
-        add_adapters(nn.Sequential(nn.Linear(4, 3)), 2, 3.0, "")
-    with pytest.raises(ConfigError, match=r"got none of these names \(query\); it has fc1, fc2, out, qkv"):
-        add_adapters(vit(), 2, 3.0, "query")

@@ -149,10 +149,6 @@ def warned(clients: Sequence[Client]) -> list[str]:
     return [str(one.message) for one in caught]
 
 
-def test_numbers_that_are_predicted_may_have_a_limit() -> None:
-    assert not warned([pf.Client(nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), (X, Y.float()))])
-
-
 @pytest.mark.parametrize("place", ["forward", "1.forward"])
 def test_a_forward_that_stays_with_the_original_is_refused(place: str) -> None:
     """Its copies would be trained in vain."""
@@ -439,13 +435,6 @@ def test_parameters_of_one_memory_that_are_not_one_are_refused(turned: bool) -> 
     second.weight = nn.Parameter(first.weight.t() if turned else first.weight)
     with pytest.raises(ConfigError, match=r"'0\.0\.weight' and '0\.1\.weight'.*tie them as one"):
         federation_state(nn.Sequential(first, second))
-
-
-def test_parameters_side_by_side_in_one_memory_are_not() -> None:
-    whole = torch.randn(8, 4)
-    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
-    first.weight, second.weight = nn.Parameter(whole[:4]), nn.Parameter(whole[4:])
-    federation_state(nn.Sequential(first, second))
 
 
 def test_parts_with_a_tensor_in_common_are_refused_where_a_method_needs_parts() -> None:

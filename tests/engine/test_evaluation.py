@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group, get_tensor
-from polyfed.core.method import Context, Method, MethodCard, TrainingResult, hyperparameters
+from polyfed.core.method import Context, Method, MethodCard, hyperparameters
 from polyfed.core.modules import export_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Evaluation, Privacy, Training
+from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.evaluation import evaluation_record, not_evaluated, summarize
 from polyfed.engine.executors import client_work
@@ -459,30 +459,6 @@ def test_the_others_train_as_if_there_were_no_such_client(method: Method) -> Non
 
 
 # what they are scored with ------------------------------------------------------------------------------------------
-
-
-class Watched(FedAvg):
-    """FedAvg that notes who uploads."""
-
-    uploaded: list[int] = []  # noqa: RUF012 - of the test
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        self.uploaded.append(client.id)
-        return super().upload(client, trained)
-
-
-def test_held_out_clients_upload_nothing_and_release_nothing() -> None:
-    Watched.uploaded.clear()
-    privacy = Privacy(upload_clip_norm=1.0, upload_noise_multiplier=1.0)
-    held = run_held(Watched(), privacy=privacy)
-    assert set(Watched.uploaded) == set(range(LAST))
-    released = {client for record in held.history for entry in record["releases"] for client in entry["clients"]}
-    assert released == set(range(LAST))
-    world = usual(FedAvg())
-    plain = dataclasses.replace(world, clients=world.clients[:LAST]).run(FedAvg(), THREE, privacy=privacy)
-    assert last(held)["epsilon"] == last(plain)["epsilon"]
-    assert held.clients[LAST].weights is None
-    assert held.clients[LAST].state == {}
 
 
 def test_of_fedavg_they_receive_the_average() -> None:

@@ -26,7 +26,7 @@ from polyfed.engine.task import Task
 from polyfed.engine.transaction import Transaction
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.functional.modes import eval_mode
-from polyfed.methods import FML, FedAvg, FedGH, Local
+from polyfed.methods import FedAvg, FedGH, Local
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import SHORT, all_state, difference, draw, received, records, state, tiny_model, weights
 from polyfed.testing.spy import Spy
@@ -392,12 +392,3 @@ def test_a_phase_with_its_own_rate_and_data() -> None:
     federation = ConformanceKit(method=OnValidation()).world(one=True).run(OnValidation(), SHORT)
     assert federation.history[0]["samples"] == 6 * 3 * 4
     assert all(torch.equal(t, federation.server.client_weights(0)[n]) for n, t in federation.clients[0].weights.items())
-
-
-def test_a_model_of_ones_own_is_wrapped_and_not_changed() -> None:
-    mine = tiny_model(1, 4, 6)
-    before = {n: t.clone() for n, t in mine.state_dict().items()}
-    clients = [Client(mine, draw(12, (0, 1, 2), i), draw(6, (0, 1, 2), 9)) for i in range(2)]
-    run = Federation(clients, FML(), SHORT).run()
-    assert difference(before, dict(mine.state_dict())) is None
-    assert difference(before, dict(run.models[0].state_dict())) is not None

@@ -175,13 +175,6 @@ def test_shares_by_hand() -> None:
     ]
 
 
-def test_where_all_have_the_same_shares_it_is_the_method() -> None:
-    both = [lambda: labeled(0, 0, 1, 2), lambda: labeled(0, 0, 1, 2, 0, 1, 2, 0)]
-    shared = averaged(personalized(AVERAGED, "shares"), *(make() for make in both))
-    plain = averaged(AVERAGED, *(make() for make in both))
-    assert worlds.difference(worlds.predictions(shared), worlds.predictions(plain)) is None
-
-
 def test_the_server_keeps_the_newest_counts_of_each() -> None:
     shared = averaged(personalized(AVERAGED, "shares"), labeled(0, 0, 1), labeled(2, 2), rounds=1)
     upload: Message = {"n": torch.tensor(2), "model": {}, "class counts": torch.tensor([0, 2, 0], dtype=torch.int32)}

@@ -205,26 +205,6 @@ class Scaling(Plugin):
         return upload
 
 
-@pytest.mark.parametrize("where", [{"executor": "serial"}, {"executor": "processes", "workers": 2}])
-def test_an_upload_shares_the_memory_of_the_weights_that_the_client_keeps(where: dict[str, Any]) -> None:
-    seen: list[bool] = []
-
-    class Looking(Plugin):
-        name = "looking"
-
-        def before_aggregate(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
-            for number, message in uploads.items():
-                kept = made.clients[number].weights or {}
-                model = get_group(message, "model")
-                seen.extend(tensor.data_ptr() == kept[name].data_ptr() for name, tensor in model.items())
-            return uploads
-
-    made = federation(FedAvg(), plugins=[Looking()], **where)
-    made.run()
-    assert len(seen) > 6
-    assert all(seen)
-
-
 def test_who_writes_into_an_upload_is_stopped_and_the_round_undone() -> None:
     made = federation(WritesIntoUploads(), rounds=3)
     with pytest.raises(RunError, match=r"server, round 2, aggregation: client 3's upload was written into"):

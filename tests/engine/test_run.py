@@ -64,28 +64,6 @@ def test_a_function_is_called_with_every_record() -> None:
     assert [record["round"] for record in seen] == [1, 2]
 
 
-def test_an_object_may_have_some_of_the_methods_only() -> None:
-    class Ends:
-        told: Mapping[str, Any] | None = None
-
-        def end(self, result: Mapping[str, Any] | None) -> None:
-            self.told = result
-
-    class Counts:
-        done = 0
-
-        def client_done(self, done: int, total: int) -> None:
-            self.done += 1
-
-        def start(self, info: Mapping[str, Any]) -> None:
-            self.begins = info["start_round"]
-
-    ends, counts = Ends(), Counts()
-    run = federation(loggers=[ends, counts]).run()
-    assert ends.told is run.result
-    assert (counts.begins, counts.done) == (1, 2 * 3)
-
-
 class Remarks(Local):
     """Has something to say about every round but the first."""
 

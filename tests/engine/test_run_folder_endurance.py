@@ -17,7 +17,6 @@ from polyfed.engine import checkpoint
 from polyfed.engine.federation import Federation
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, RunError
-from polyfed.experiments.prediction import load
 from polyfed.methods import FedGH
 from polyfed.plugins.settings import Devices
 from polyfed.results.read import parse_json, parse_toml, seal, unseal
@@ -138,16 +137,6 @@ def test_a_damaged_record_is_seen_and_an_earlier_checkpoint_may_do(
         again.run(resume=True)
     assert difference(all_state(straight), all_state(again)) is None
     assert records(straight) == records(again)
-
-
-def test_a_damaged_list_of_models_is_seen(unfinished: Path, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(unfinished, tmp_path / "run"))
-    (out / "result.json").write_text("{}")
-    path = out / "models" / "index.json"
-    for broken in flips(path.read_bytes(), random.Random(0), 40):
-        path.write_bytes(broken)
-        with pytest.raises(ConfigError, match=r"index\.json is damaged"):
-            load(out, 0)
 
 
 @pytest.mark.parametrize(("key", "value"), [("final_round", []), ("stopped_after", "2"), ("rounds", 2.5)])

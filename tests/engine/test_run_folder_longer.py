@@ -189,14 +189,6 @@ def test_the_models_are_those_of_the_best_round(tmp_path: Path) -> None:
     assert "keep" not in tomllib.loads((tmp_path / "last/recipe.toml").read_text())["run"]
 
 
-def test_without_a_folder_too(straight: pf.Run) -> None:
-    run, kept = pf.run(recipe_kept()), straight
-    assert run.result["models_of_round"] == kept.result["models_of_round"] < 8
-    for client, network in run.models.items():
-        ours, theirs = export_state(network), export_state(kept.models[client])
-        assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-
-
 def test_killed_at_any_checkpoint_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, straight: pf.Run
 ) -> None:
@@ -320,16 +312,6 @@ def test_records_are_all_that_is_left_and_the_figures_are_equal(kept: Path, slim
     assert figures(slim) == figures(kept)
     (run,) = load_runs([slim])
     assert len(run.rounds) == 4
-
-
-def test_an_interrupted_one_goes_on_from_its_checkpoint(tmp_path: Path, kept: Path) -> None:
-    folder = tmp_path / "run"
-    with pytest.raises(RunInterrupted):
-        pf.run(recipe_nothing(), out=folder, loggers=[Interrupt(2)])
-    assert (folder / "checkpoint/round-000002").is_dir()
-    pf.run(recipe_nothing(), out=folder, resume=True)
-    assert {path.name for path in folder.iterdir()} == RECORDS
-    assert figures(folder) == figures(kept)
 
 
 def test_a_finished_one_is_read_again(slim: Path) -> None:

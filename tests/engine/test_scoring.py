@@ -89,14 +89,6 @@ def test_numbers_of_any_size_are_learnt_alike(mean: float, std: float) -> None:
     assert scored(mean, std) / std == pytest.approx(scored(0.0, 1.0), rel=0.02)
 
 
-def test_targets_with_a_scale_of_their_own_are_left_as_they_are() -> None:
-    scale = TargetScale(7.0, 3.0)
-    given = LabeledSamples(*regression.rows(24, 1)).standardized(scale)
-    made = Client(regression.network(), given, given)
-    assert made.data.train.scale == scale
-    assert torch.equal(made.data.train.y, given.y)
-
-
 def test_a_prediction_is_taken_back_to_the_unit_of_its_client() -> None:
     x, y = regression.rows(24, 1, mean=50.0, spread=3.0)
     scale = TargetScale(50.0, 6.0)

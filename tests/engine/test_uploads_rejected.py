@@ -93,13 +93,6 @@ def test_all_dropped_out() -> None:
     assert run.result["nothing_learnt"] == line
 
 
-def test_who_stays_may_have_sent_something_where_nobody_trains() -> None:
-    assert said({**record(1, {2: NAN}), "dropped": [4]}) is None
-    assert said({**record(1, {2: NAN}), "dropped": [1, 3]}) is None
-    assert said({**record(1, {2: NAN}), "dropped": [0, 1, 3]}) is not None
-    assert said({**record(1, {}), "dropped": [0, 1, 2, 3]}) is not None
-
-
 # the command line -----------------------------------------------------------------------------------------------------
 
 RECIPE = small_recipe(

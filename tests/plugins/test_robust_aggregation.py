@@ -231,15 +231,6 @@ def test_buckets_are_means_of_two_and_the_rule_is_told_of_them() -> None:
     assert all(torch.equal(cast(Any, m["model"])["w"], first["median"]["w"]) for m in found["median"].values())
 
 
-def test_no_buckets_where_fewer_than_three_would_be_left() -> None:
-    uploads, method = models(4, BASE), Sends(_all_sent(4))
-    plain = apply_rule(RobustAggregation(aggregator="median"), method, NOWHERE, uploads, DefenseLog())
-    held_ = apply_rule(
-        RobustAggregation(aggregator="median", bucket_size=2), method, cast(Server, Draws()), uploads, DefenseLog()
-    )
-    assert torch.equal(cast(Any, plain[0]["model"])["w"], cast(Any, held_[0]["model"])["w"])
-
-
 def test_a_size_above_the_bound_is_an_objection() -> None:
     method, down = Sends({}), {"model": BASE}
     up = {"model": {name: t + 1 for name, t in BASE.items()}, "n": torch.tensor(10**6), "a": torch.tensor(1e6)}

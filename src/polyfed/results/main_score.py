@@ -55,11 +55,6 @@ class MainScore:
         return " %" if self.is_share else ""
 
     @property
-    def title_with_unit(self) -> str:
-        """For headings and axes: "accuracy in %"."""
-        return f"{self.title} in %" if self.is_share else self.title
-
-    @property
     def axis(self) -> str:
         """The label of a figure's axis."""
         return f"test {self.title} [%]" if self.is_share else f"test {self.title}"

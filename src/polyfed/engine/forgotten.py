@@ -1,7 +1,7 @@
 """Clients whose rows do not count any more: what has come of them is taken out of every checkpoint, read or written.
 
-Who they are stands in a file of the run folder, which nothing removes: so nobody comes back with an older checkpoint, a
-late upload, or a run that replaces the present one.
+Who they are stands in a file of the run folder, which nothing removes: so nobody comes back with an older checkpoint,
+or with a run that replaces the present one.
 """
 
 from __future__ import annotations

@@ -120,11 +120,14 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Add to a file, all of it on disk when this returns."""
+    """Add to a file, all of it on disk when this returns. Other names of the file (hard links) keep what they have."""
     with path.open("ab") as file:
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+        if os.fstat(file.fileno()).st_nlink == 1:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+            return
+    atomic_write(path, path.read_bytes() + line)
 
 
 def sync_folder(folder: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import signal
 import sys
@@ -225,22 +224,6 @@ def wait_until_dead(number: int) -> None:
         time.sleep(0.01)
 
 
-def test_programs_end_with_the_block_and_their_output_stays(tmp_path: Path) -> None:
-    (tmp_path / "talker.log").write_text("long ago")
-    (tmp_path / "other").mkdir()
-    with ProcessGroup(tmp_path, {"GREETING": "hello"}) as started, ProcessGroup(tmp_path / "other", {}) as other:
-        kept = other.start("kept", python(SLEEP))
-        process = started.start("talker", python("import os; print(os.environ['GREETING'], flush=True); " + SLEEP))
-        while not started.log("talker").read_text():
-            time.sleep(0.01)
-        started.stop()
-        assert process.poll() == -signal.SIGTERM
-        assert kept.poll() is None, "another group's"
-        started.start("talker", python("print('again')")).wait()
-    assert (tmp_path / "talker.log").read_text() == "hello\nagain\n"
-    assert "GREETING" not in os.environ
-
-
 def test_the_first_program_ends_first_and_a_deaf_one_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_cluster, "GRACE_SECONDS", 0.5)
     noting = "import signal, sys\nsignal.signal(15, lambda *_: (open(sys.argv[1], 'a').write(sys.argv[2]), sys.exit()))"
@@ -254,22 +237,6 @@ def test_the_first_program_ends_first_and_a_deaf_one_is_killed(tmp_path: Path, m
                 time.sleep(0.01)
     assert (tmp_path / "order").read_text() == "ab"
     assert process.poll() == -signal.SIGKILL
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the system has no such signal")
-def test_programs_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    child = os.fork()
-    if child == 0:
-        with ProcessGroup(tmp_path, {}) as started:
-            started.start("sleeper", python("import os; print(os.getpid(), flush=True); " + SLEEP))
-            signal.pause()
-    log = tmp_path / "sleeper.log"
-    while not (log.exists() and log.read_text().endswith("\n")):
-        time.sleep(0.01)
-    assert lives(int(log.read_text()))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    wait_until_dead(int(log.read_text()))
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system does not show environments")

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import contextlib
 import functools
 import logging
 import os
-import re
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from polyfed.deploy import supernode
+from polyfed.deploy.flower_transport import FACTS, RECORD, answering
 from polyfed.deploy.superlink import Gate, check_system, is_own, serve_nodes
 from polyfed.deploy.tls import make_node_key, make_server_certificate
 from polyfed.errors import ConfigError, RunError
@@ -46,28 +43,6 @@ def test_a_program_without_its_keys_is_one_line(tmp_path: Path) -> None:
     for server in ("x", "https://x:1", "x:1/y", "::1:1"):
         with pytest.raises(ConfigError, match=f"expected --server as HOST:PORT, got '{server}'"):
             supernode.join(recipe_of(), "", server=server, authority=tmp_path / "ca", key=tmp_path / "node")
-
-
-def test_a_key_with_a_passphrase_and_an_authority_that_is_none_are_one_line_each(tmp_path: Path) -> None:
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    key = ec.derive_private_key(2**380, ec.SECP384R1())  # one in 256 is too short for the blocks of the cipher below
-    text = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()
-    head, body, tail = re.split("(?<=BEGIN OPENSSH PRIVATE KEY-----)|(?=-----END)", text)
-    plain = struct.pack(">I4sI4sI", 4, b"none", 4, b"none", 0)
-    locked = struct.pack(">I10sI6sI", 10, b"aes256-ctr", 6, b"bcrypt", 24) + struct.pack(">I16sI", 16, bytes(16), 16)
-    body = base64.b64encode(base64.b64decode(body).replace(plain, locked)).decode()
-    (tmp_path / "node").write_text(f"{head}\n{body}\n{tail}")
-    files = {"authority": tmp_path / "ca", "key": tmp_path / "node"}
-    (tmp_path / "ca").write_text("hello")
-    with pytest.raises(ConfigError, match=r"expected a node's private key in .*node, .*, got one with a passphrase"):
-        supernode.join(recipe_of(), "", server="x:1", **files)
-    make_node_key(tmp_path / "node", overwrite=True)
-    for text in ("hello", "", "é"):
-        (tmp_path / "ca").write_text(text)
-        with pytest.raises(ConfigError, match=r"expected the authority's certificate in .*ca, .*, got another file"):
-            supernode.join(recipe_of(), "", server="x:1", **files)
 
 
 @pytest.mark.parametrize(
@@ -183,13 +158,14 @@ def test_a_node_fetches_a_message_and_sends_the_answer_over_one_connection(asked
 
 def test_what_goes_wrong_at_a_node_stays_there(asked: Any, logged: StringIO) -> None:
     """The server gets the kind of an error; its text may hold a row."""
+    from flwr.app import ConfigRecord
 
-    def app(message: object) -> Any:
+    def answer(envelope: object, context: object) -> Any:
         raise ValueError("row 7: age 43")
 
-    answer = supernode.reply(app, asked)
-    assert answer.has_error()
-    assert answer.error.reason == "ValueError"
+    asked.content[RECORD] = ConfigRecord({FACTS: '{"kind": "hello"}', "body": b""})
+    told = answering(answer)(asked, None)
+    assert dict(told.content[RECORD]) == {"trouble": "ValueError"}
     assert "row 7: age 43" in logged.getvalue()
 
 
@@ -209,23 +185,6 @@ def test_a_message_that_never_arrives_does_not_keep_a_node(
         supernode.answer_forever(answers, server.fleet())
     assert "send" not in server.asked
     assert "a message was not answered" in logged.getvalue()
-
-
-def test_a_connection_that_ends_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower's own drops what fails within it."""
-    from flwr.supernode import fleet_http_connection
-
-    @contextmanager
-    def http_request_response(*_: object) -> Iterator[Any]:
-        with contextlib.suppress(Exception):
-            yield Server().fleet()
-
-    monkeypatch.setattr(fleet_http_connection, "http_request_response", http_request_response)
-    with (
-        pytest.raises(RunError, match="the connection to x:1 has ended: it is gone"),
-        supernode.connect("x:1", touched(tmp_path / "ca"), Mock()),
-    ):
-        raise ValueError("it is gone")
 
 
 @pytest.fixture
@@ -280,17 +239,8 @@ def test_a_refused_heartbeat_leaves_it_to_the_next_request_to_say_so(connected: 
         assert fleet.receive() is None
 
 
-def test_a_node_takes_the_place_of_one_that_was_killed(connected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server takes that one for connected until it has missed two heartbeats; other refusals are final."""
-    monkeypatch.setattr(supernode, "AGAIN", 0.0)
-    with connected(once=412) as fleet:
-        assert fleet.node == 7
-    with (
-        pytest.raises(RunError, match=r"expected x:1 to take this node, got a refusal: .*\b400\b"),
-        connected(once=400),
-    ):
-        pass
-    monkeypatch.setattr(supernode, "STALE", -1.0)
+def test_another_refusal_is_told_with_its_reason(connected: Any) -> None:
+    """As that of a server that takes a node that was killed for connected."""
     with (
         pytest.raises(RunError, match=r"expected x:1 to take this node, got a refusal: .*\b412\b"),
         connected(once=412),

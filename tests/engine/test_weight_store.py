@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors
 import torch
 from torch import Tensor, nn
 
@@ -207,24 +206,6 @@ def snapshot(rows: WeightStore, number: int = 1) -> Snapshot:
     names = ["tied", "plain", "tied", "plain"]
     weights = {i: rows.store(i, name, "", drawn(name, i)) for i, name in enumerate(names) if i != 3}
     return Snapshot(number, {}, {**weights, 3: None}, {i: {} for i in range(4)})
-
-
-def test_a_checkpoint_holds_the_store_and_gives_it_back(tmp_path: Path) -> None:
-    written = snapshot(made())
-    checkpoint.write(tmp_path, written)
-    with safetensors.safe_open(tmp_path / "round-000001" / "weights.safetensors", "pt") as file:
-        assert sorted(file.keys()) == ["0", "1", "2"]
-        assert torch.equal(file.get_tensor("2"), written.weights[2].bytes)  # type: ignore[union-attr]
-        assert json.loads(file.metadata()["rows"])[0]["clients"] == [0, 2]
-    found = checkpoint.latest(tmp_path, 4, made())
-    assert found is not None
-    assert found.weights[3] is None
-    for i in range(3):
-        assert alike(found.weights[i], dict(written.weights[i] or {}))
-        assert found.weights[i]["conv.weight"].stride()[1] == 1 if i != 1 else True  # type: ignore[index]
-    bare = checkpoint.latest(tmp_path, 4)
-    assert bare is not None
-    assert set(bare.weights.values()) == {None}
 
 
 @pytest.mark.parametrize(

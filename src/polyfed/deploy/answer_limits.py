@@ -40,10 +40,10 @@ class AnswerLimits:
     """What a server may ask of one node, and how often.
 
     Args:
-        recipe: the node's own. place: its configuration. rows: how many it trains on.
+        recipe: the node's own. config: its configuration. rows: how many it trains on.
     """
 
-    def __init__(self, recipe: Recipe, place: NodeConfig, rows: int) -> None:
+    def __init__(self, recipe: Recipe, config: NodeConfig, rows: int) -> None:
         self._recipe, self._method, privacy = recipe, recipe.chosen_method, recipe.privacy
         self._is_one_release = self._method.bounds_rows and bool(privacy.noise_multiplier)
         self._has_noise = not self._is_one_release and bool(
@@ -51,10 +51,10 @@ class AnswerLimits:
             or privacy.noise_multiplier
             or self._method.privacy_releases(recipe.training, rows)
         )
-        self._requests = place.answers or _REQUESTS[self._has_noise]
-        self._runs = place.answers or 1
+        self._requests = config.answers or _REQUESTS[self._has_noise]
+        self._runs = config.answers or 1
         name = _NOISY if self._has_noise or self._is_one_release else f"{_without_rounds(recipe)}.jsonl"
-        self._count = functools.partial(count_answer, place.state / _FOLDER / name)
+        self._count = functools.partial(count_answer, config.state / _FOLDER / name)
 
     def check(self, kind: Kind, task: TaskRequest) -> None:
         """Whether a request is one of the node's own recipe.

@@ -57,45 +57,45 @@ def create_app(
     Raises:
         ConfigError: the recipe is wrong, or a file is there already; nothing has been written.
     """
-    place = Path(folder)
+    app = Path(folder)
     source = Path(recipe)
     chosen = Recipe.load(source, overrides, method=method, seed=seed, preset=preset)
     if not _HOST.fullmatch(host):
         raise ConfigError(f"expected --host as a name (fl.example.org) or an address, without a port, got '{host}'")
-    if place.exists() and not place.is_dir():
-        raise ConfigError(f"expected a folder for the app, got the file {place}")
-    files = {place / name: _filled(name, _variables(place, chosen, host)) for name in _FILES}
+    if app.exists() and not app.is_dir():
+        raise ConfigError(f"expected a folder for the app, got the file {app}")
+    files = {app / name: _filled(name, _variables(app, chosen, host)) for name in _FILES}
     text = source.read_text(encoding="utf-8")
     if overrides or any(given is not None for given in (method, seed, preset)):
         settings = chosen.to_dict()
         settings.get("run", {}).pop("modules", None)  # folders of this machine
         text = tomli_w.dumps(settings)
-    files[place / "recipe.toml"] = text
+    files[app / "recipe.toml"] = text
     taken = [path for path in files if path.exists() and not path.samefile(source)]
     if taken and not overwrite:
         raise ConfigError(f"{taken[0]} is there already; replace it with --overwrite, or choose another folder")
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        app.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():
             atomic_write(path, text.encode())
     except OSError as error:
-        raise ConfigError(f"expected a place for {place}, got {error.strerror}") from None
+        raise ConfigError(f"expected a folder that can be written, got {app}: {error.strerror}") from None
     return sorted(files)
 
 
-def _variables(place: Path, recipe: Recipe, host: str) -> dict[str, str]:
+def _variables(app: Path, recipe: Recipe, host: str) -> dict[str, str]:
     """The templates' variables."""
     clients = recipe.data.client_count
     defaults = {key: default for key, (default, _) in RUN_CONFIG.items()}
     count = "as many as the data name" if clients is None else str(clients)
     last = "one less than there are" if clients is None else str(clients - 1)
     return {
-        "name": _app_name(place),
+        "name": _app_name(app),
         "method": recipe.name,
         "clients": count,
         "last": last,
         "host": host,
-        "authority": json.dumps(str(place.absolute() / "keys" / AUTHORITY)),
+        "authority": json.dumps(str(app.absolute() / "keys" / AUTHORITY)),
         "version": __version__,
         "config": tomli_w.dumps({"tool": {"flwr": {"app": {"config": defaults}}}}),
     }

@@ -90,7 +90,10 @@ def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ())
 
 
 def answering(answer: Callable[[Envelope, Any], Envelope]) -> Callable[[Message, Any], Message]:
-    """What answers Flower's messages as `answer` does envelopes; an error is a trouble."""
+    """What answers Flower's messages as `answer` does envelopes.
+
+    An error is an answer, too. Of one that is not polyfed's the server gets the kind alone, as its text may hold a row.
+    """
     from flwr.app import Message as FlowerMessage
 
     def answered(message: Message, context: Any) -> Message:
@@ -99,6 +102,9 @@ def answering(answer: Callable[[Envelope, Any], Envelope]) -> Callable[[Message,
         except PolyfedError as error:
             logging.getLogger("polyfed").error("%s", error)  # the node's own output
             content = _record(NodeError(error))
+        except Exception as error:
+            logging.getLogger("polyfed").exception("a message was answered with an error")
+            content = _record(NodeError(type(error).__name__))
         return FlowerMessage(content, reply_to=message)
 
     return answered

@@ -64,20 +64,20 @@ class Node:
     """One client's node.
 
     Args:
-        recipe: the same experiment as the server's. place: this node's configuration.
+        recipe: the same experiment as the server's. config: this node's own.
         data: keeps data between envelopes of one process.
 
     Raises:
         ConfigError: its folder is not its own.
     """
 
-    def __init__(self, recipe: Recipe, place: NodeConfig, data: DataCache | None = None) -> None:
-        make_private(place.state)
-        self._place = place
+    def __init__(self, recipe: Recipe, config: NodeConfig, data: DataCache | None = None) -> None:
+        make_private(config.state)
+        self._config = config
         self._data = data or DataCache()
-        if place.root is not None:
-            recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": place.root})})
-        self._recipe = recipe.with_run(device=place.device or recipe.run.device)
+        if config.root is not None:
+            recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": config.root})})
+        self._recipe = recipe.with_run(device=config.device or recipe.run.device)
 
     def answer(self, envelope: Envelope) -> Envelope:
         """The node's answer.
@@ -87,19 +87,19 @@ class Node:
         """
         task = parse(TaskRequest, envelope.facts)
         if found := first_difference(task.settings, shared_config(self._recipe)):
-            raise ConfigError(f"expected the server's recipe at client {self._place.client_id}, but {found}")
+            raise ConfigError(f"expected the server's recipe at client {self._config.client_id}, but {found}")
         with single_threaded():
-            turn = NodeTask(self._recipe, self._place, self._data, task)
+            turn = NodeTask(self._recipe, self._config, self._data, task)
             if envelope.kind == "hello":
                 return Envelope("hello", turn.introduction().model_dump())
-            limits = AnswerLimits(self._recipe, self._place, turn.client.n)
+            limits = AnswerLimits(self._recipe, self._config, turn.client.n)
             limits.check(envelope.kind, task)
             turn.take_up()
             turn.task = limits.count(envelope.kind, task, turn.request(envelope))
             message = read_message(envelope.body) if task.has_message else None
             if envelope.kind == "train":
                 return turn.train(message or {}, functools.partial(limits.count_release, task))
-            return turn.score(message) if envelope.kind == "score" else turn.finish(message, self._place.share_model)
+            return turn.score(message) if envelope.kind == "score" else turn.finish(message, self._config.share_model)
 
 
 class NodeTask:
@@ -109,30 +109,30 @@ class NodeTask:
         client: see `Client`; as it begins, until `take_up`. task: what is asked for, and may be answered.
     """
 
-    def __init__(self, recipe: Recipe, place: NodeConfig, data: DataCache, task: TaskRequest) -> None:
+    def __init__(self, recipe: Recipe, config: NodeConfig, data: DataCache, task: TaskRequest) -> None:
         self.task = task
-        self._place = place
+        self._config = config
         self._recipe = recipe
         self._method: Method = recipe.chosen_method
         self._stages = recipe.evaluation.stages(self._method.evaluation_stage)
-        shared, number = data_of_node(recipe, place, data)
+        shared, number = data_of_node(recipe, config, data)
         self._source, source = shared.source, shared.source
         self._names = list(source.class_names)
         if task.class_names not in (None, self._names):
             raise ConfigError(other_classes(self._names, task.class_names))
-        count = recipe.data.client_count or max(len(shared.clients), place.client_id + 1)
-        self._name = place.architecture or assign_architectures(recipe, count)[place.client_id]
+        count = recipe.data.client_count or max(len(shared.clients), config.client_id + 1)
+        self._name = config.architecture or assign_architectures(recipe, count)[config.client_id]
         self._prepare = input_normalization(source, recipe.models.architectures)
         self._client_task = Task.of_source(
             source, classes=len(self._names), class_names=self._names, public=data.public(recipe)
         )
         self.client = client = Client(self._name, shared.clients[number].train, prepare=self._prepare)
         plugins = plugins_of(recipe.build_plugins())
-        self._client_task.assign(client, place.client_id, recipe.run.seed, recipe.training, plugins)
+        self._client_task.assign(client, config.client_id, recipe.run.seed, recipe.training, plugins)
         client.privacy = recipe.privacy
         privacy = recipe.privacy
-        if place.has_secret and (privacy.upload_noise_multiplier or privacy.max_grad_norm or privacy.noise_multiplier):
-            client.secret = load_or_create_key(place.state)
+        if config.has_secret and (privacy.upload_noise_multiplier or privacy.max_grad_norm or privacy.noise_multiplier):
+            client.secret = load_or_create_key(config.state)
         client.data = shared.clients[number]
         rows = (client.data.train, client.data.validation, client.data.test)
         self._data = checksum_of(rows, [self._names, source.feature_names])
@@ -152,8 +152,8 @@ class NodeTask:
             precision=recipe.run.precision,
         )
         self._store = WeightStore(self._model_factory, [self._name])
-        self._folder = place.state / (task.experiment or "none")
-        self._checkpoints = NodeCheckpoints(self._folder / f"client-{place.client_id:03d}")
+        self._folder = config.state / (task.experiment or "none")
+        self._checkpoints = NodeCheckpoints(self._folder / f"client-{config.client_id:03d}")
 
     def introduction(self) -> ClientHello:
         """The facts about this node.
@@ -172,7 +172,7 @@ class NodeTask:
         words = -1 if isinstance(source.words, Tensor) else source.words or 0
         return ClientHello(
             client=client.id,
-            token=token(self._place.state, self.task.experiment),
+            token=token(self._config.state, self.task.experiment),
             dataset=without_places(source.name),
             train=client.n,
             validation=len(client.data.validation),
@@ -197,7 +197,7 @@ class NodeTask:
         of_rows = any(own.mean) or any(value != 1 for value in own.std)
         computed = self._recipe.data.mean is None and self._prepare == own and of_rows
         bounded = privacy.upload_clip_norm or privacy.max_grad_norm or privacy.noise_multiplier
-        if self._place.data is not None and computed and bounded:
+        if self._config.data is not None and computed and bounded:
             raise ConfigError(
                 f"expected data.mean and data.std in the recipe, as with [privacy] mean and spread of client "
                 f"{self.client.id}'s own rows are not sent, got neither"

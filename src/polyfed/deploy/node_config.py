@@ -80,19 +80,19 @@ class NodeConfig(Settings):
         return self.data is not None if self.secret_noise is None else self.secret_noise
 
 
-def data_of_node(recipe: Recipe, place: NodeConfig, cache: DataCache) -> tuple[FederatedDataset, int]:
+def data_of_node(recipe: Recipe, config: NodeConfig, cache: DataCache) -> tuple[FederatedDataset, int]:
     """A data set, and which of its clients has this node's rows.
 
     Raises:
         ConfigError: a deployment cannot use such data, or the node's own rows would not fit those of others.
     """
-    if place.data is None:
+    if config.data is None:
         data = cache.federated(recipe)
-        number = place.client_id
+        number = config.client_id
         if number >= len(data.clients):
             raise ConfigError(f"expected a client-id below {len(data.clients)}, got {number}")
     else:
-        data = _own_rows(recipe, place.data, place.client_id, cache)
+        data = _own_rows(recipe, config.data, config.client_id, cache)
         number = 0
     if recipe.data.label_space == "own":
         raise ConfigError("deployment: expected one label space, got data.label_space 'own'")

@@ -40,9 +40,9 @@ class ClientSnapshot:
     data: str = ""
 
 
-def checkpoint_id(round: int, place: int) -> str:
-    """The name of a client's state after exchange `place` of a round; names sort in time."""
-    return f"{round:06d}-{place:02d}"
+def checkpoint_id(round: int, exchange: int) -> str:
+    """The name of a client's state after an exchange of a round, by its index; names sort in time."""
+    return f"{round:06d}-{exchange:02d}"
 
 
 def _round(name: str) -> str:

@@ -85,9 +85,9 @@ class NodeExecutor:
     def score(self, jobs: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`."""
         known = [None if job.message is not None else self._recall(job) for job in jobs]
-        places = [place for place, scores in enumerate(known) if scores is None]
-        envelopes = [(self._registry.node_of.get(jobs[p].client.id), self._scoring(jobs[p])) for p in places]
-        answers = dict(zip(places, self._registry.request(envelopes), strict=True)) if envelopes else {}
+        asked = [index for index, scores in enumerate(known) if scores is None]
+        envelopes = [(self._registry.node_of.get(jobs[p].client.id), self._scoring(jobs[p])) for p in asked]
+        answers = dict(zip(asked, self._registry.request(envelopes), strict=True)) if envelopes else {}
         return [scores if scores is not None else self._scores(jobs[p], answers[p]) for p, scores in enumerate(known)]
 
     def silent(self) -> set[int]:

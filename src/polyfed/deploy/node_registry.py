@@ -181,11 +181,11 @@ class NodeRegistry:
         ]
         names = self.wire.send([(node, envelope) for _, node, envelope in sent], self.deadline) if sent else []
         waiting: dict[str, int] = {}
-        for name, (place, _, _) in zip(names, sent, strict=True):
+        for name, (index, _, _) in zip(names, sent, strict=True):
             if name:
-                waiting[name] = place
+                waiting[name] = index
             else:
-                found[place] = NodeError("its node could not be written to")
+                found[index] = NodeError("its node could not be written to")
         since = time.monotonic()
         while waiting:
             if answers := self.wire.collect(list(waiting)):
@@ -222,13 +222,10 @@ class NodeRegistry:
         self._resting = {node: rest for node, rest in self._resting.items() if node in online}
         resting = {node for node, (until, _) in self._resting.items() if now < until}
         if fresh := sorted(online - {*self.node_of.values(), *self._asked.values()} - resting):
-            envelope = self._greeting()
+            envelope = Envelope("hello", TaskRequest(**self.task_facts()).model_dump())
             sent = self.wire.send([(node, envelope) for node in fresh], self.deadline)
             self._asked |= {name: node for name, node in zip(sent, fresh, strict=True) if name}
             self._hear()
-
-    def _greeting(self) -> Envelope:
-        return Envelope("hello", TaskRequest(**self.task_facts()).model_dump())
 
     def _hear(self) -> None:
         if not self._asked:

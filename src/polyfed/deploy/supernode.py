@@ -39,9 +39,6 @@ __all__ = ["join"]
 
 _ADDRESS = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s/:@]+):\d{1,5}")
 _IDLE = 3.0  # seconds between two looks for a message, at most, as Flower's own program has them
-STALE = 90.0  # seconds after which a server no longer takes a node that was killed for connected: Flower's 60, and more
-AGAIN = 10.0  # seconds between two tries to connect in its place
-_CONNECTED = 412  # the status by which the server refuses a node that it takes for connected
 ARRIVAL = 600.0  # seconds that a message has to arrive: as long as a server waits for its answer by default
 
 
@@ -80,10 +77,10 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
     private = _read_key(Path(key))
     _check_authority(Path(authority))
-    place = NodeConfig.read(_settings(config))
+    own = NodeConfig.read(_settings(config))
     data = DataCache()
-    Node(recipe, place, data).answer(Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
-    answered = answering(lambda envelope, _: Node(recipe, place, data).answer(envelope))
+    Node(recipe, own, data).answer(Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
+    answered = answering(lambda envelope, _: Node(recipe, own, data).answer(envelope))
     with raise_on_termination(), connect(server, Path(authority), private) as fleet:
         answer_forever(lambda message: answered(message, None), fleet)
 
@@ -132,14 +129,11 @@ def connect(server: str, authority: Path, key: EllipticCurvePrivateKey) -> Itera
     Raises:
         RunError: it cannot be made, the server no longer knows the key, or what is done in the block has failed.
     """
-    from flwr.supercore import log
-
     failed: list[Exception] = []
     refused = _note_refusals()
     try:
         with ExitStack() as stack:
             fleet = _enter(stack, server, authority, key)
-            log(logging.INFO, "Node %d is connected to %s", fleet.node, server)
             try:
                 yield fleet
             except Exception as error:  # Flower would drop it
@@ -155,22 +149,21 @@ def connect(server: str, authority: Path, key: EllipticCurvePrivateKey) -> Itera
 
 
 def _enter(stack: ExitStack, server: str, authority: Path, key: EllipticCurvePrivateKey) -> Fleet:
-    """The connection, entered. While the server takes a node that was killed for connected, it is tried again."""
+    """The connection, entered."""
     from flwr.supercore import log
     from flwr.supernode import fleet_http_connection
 
     vars(fleet_http_connection)["flwr_exit"] = _refuse
-    until = time.monotonic() + STALE
-    while True:
-        arguments = (server, False, authority.read_bytes(), (key, key.public_key()))
-        try:
-            return Fleet(*stack.enter_context(fleet_http_connection.http_request_response(*arguments)))
-        except _RefusedError as refusal:
-            response = getattr(refusal.__context__, "response", None)
-            if response is None or response.status_code != _CONNECTED or time.monotonic() > until:
-                raise RunError(f"expected {server} to take this node, got a refusal: {refusal}") from None
-        log(logging.INFO, "The server still takes this node for connected; trying again in %.0f seconds", AGAIN)
-        time.sleep(AGAIN)
+    arguments = (server, False, authority.read_bytes(), (key, key.public_key()))
+    try:
+        fleet = Fleet(*stack.enter_context(fleet_http_connection.http_request_response(*arguments)))
+    except _RefusedError as refusal:
+        raise RunError(
+            f"expected {server} to take this node, got a refusal: {refusal}; in place of one that was killed it is let "
+            "in after about a minute"
+        ) from None
+    log(logging.INFO, "Node %d is connected to %s", fleet.node, server)
+    return fleet
 
 
 class _RefusedError(Exception):
@@ -254,25 +247,10 @@ def _answer_one(app: Callable[[Message], Message], fleet: Fleet, announced: Mess
     )
     message.metadata.__dict__["_message_id"] = tree.object_id
     begun = time.monotonic()
-    answer = reply(app, message)
+    answer = app(message)
     answer.metadata.__dict__["_message_id"] = answer.object_id
     with inflatable_object.no_object_id_recompute():
         parts = inflatable_object.get_object_tree(answer)
         wanted, session = fleet.send(answer, parts, time.monotonic() - begun)
         objects = inflatable_object.get_all_nested_objects(answer)
         push_objects(objects, functools.partial(fleet.push_object, run, session), object_ids_to_push=wanted)
-
-
-def reply(app: Callable[[Message], Message], message: Message) -> Message:
-    """The app's answer; an error is one, too, of which the server gets the kind alone, as its text may hold a row."""
-    from flwr.app import Message as FlowerMessage
-    from flwr.app.error import Error
-    from flwr.common.constant import ErrorCode
-
-    try:
-        return app(message)
-    except Exception as error:
-        logging.getLogger("polyfed").exception("a message was answered with an error")
-        return FlowerMessage(
-            Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=type(error).__name__), reply_to=message
-        )

@@ -59,19 +59,19 @@ def make_server_certificate(
     from cryptography.hazmat.primitives import serialization as form
 
     check_name(folder)
-    place = Path(folder)
+    keys_folder = Path(folder)
     names = [_subject_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
     if not hosts:
         raise ConfigError("expected a host name or address that nodes call the server by, got none")
     if not 1 <= days <= _LONGEST:
         raise ConfigError(f"expected a certificate that is good for 1 to {_LONGEST} days, got {days} days")
-    taken = [place / name for name in (SERVER, SERVER_KEY) if (place / name).exists()]
+    taken = [keys_folder / name for name in (SERVER, SERVER_KEY) if (keys_folder / name).exists()]
     if taken and not overwrite:
         raise ConfigError(f"{taken[0]} is there already; replace the server's certificate with --overwrite")
     certificates: dict[str, x509.Certificate] = {}
     keys: dict[str, EllipticCurvePrivateKey] = {}
-    if any((place / name).exists() for name in (AUTHORITY, AUTHORITY_KEY)):
-        signer, key = _authority(place, days)
+    if any((keys_folder / name).exists() for name in (AUTHORITY, AUTHORITY_KEY)):
+        signer, key = _authority(keys_folder, days)
     else:
         key = _new_key()
         signer = _certificate("polyfed federation", key, None, key, 10 * days)
@@ -80,10 +80,14 @@ def make_server_certificate(
     keys[SERVER_KEY] = _new_key()
     certificates[SERVER] = _certificate(hosts[0], keys[SERVER_KEY], signer, key, days, names)
     for name, certificate in certificates.items():
-        _write(place / name, certificate.public_bytes(form.Encoding.PEM))
+        _write(keys_folder / name, certificate.public_bytes(form.Encoding.PEM))
     for name, each in keys.items():
-        _write(place / name, each.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()), True)
-    return [place / name for name in (*certificates, *keys)]
+        _write(
+            keys_folder / name,
+            each.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()),
+            True,
+        )
+    return [keys_folder / name for name in (*certificates, *keys)]
 
 
 def make_node_key(path: str | Path, overwrite: bool = False) -> list[Path]:
@@ -197,4 +201,4 @@ def _write(path: Path, data: bytes, private: bool = False) -> None:
         with private_files() if private else contextlib.nullcontext():
             atomic_write(path, data)
     except OSError as error:
-        raise ConfigError(f"expected a place for {path}, got {error.strerror}") from None
+        raise ConfigError(f"expected to write {path}, got {error.strerror}") from None

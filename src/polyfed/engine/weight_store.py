@@ -274,7 +274,9 @@ def _on_disk(size: int, folder: Path | None) -> Tensor:
 
     Room for all of it is taken at once, as writing to mapped memory could not report a lack.
     """
-    number, name = tempfile.mkstemp(prefix=".polyfed", dir=_existing(folder))
+    if folder is not None:  # the folder, or the first above it that is there
+        folder = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    number, name = tempfile.mkstemp(prefix=".polyfed", dir=folder)
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(number, 0, size)
@@ -288,11 +290,6 @@ def _on_disk(size: int, folder: Path | None) -> Tensor:
     finally:
         os.close(number)
         os.unlink(name)
-
-
-def _existing(folder: Path | None) -> Path | None:
-    """The folder, or the first above it that is there."""
-    return None if folder is None else next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
 
 
 def available_memory() -> float:

@@ -69,7 +69,10 @@ def decode(data: bytes, most_header: int | None = None, most_tensors: int | None
         header = json.loads(data[_LENGTH:end])
         if most_tensors is not None and len(header) > most_tensors:
             raise ValueError(f"expected at most {most_tensors} tensors, got {len(header)}")
-        tensors = {name: _aligned(tensor) for name, tensor in safetensors.torch.load(data).items()}
+        tensors = safetensors.torch.load(data)
+        for name, tensor in tensors.items():
+            if tensor.dtype != torch.uint8 and tensor.data_ptr() % _ALIGNED:
+                tensors[name] = tensor.clone()
 
         def taken(part: dict[str, Any]) -> Any:
             return tensors[part[_TENSOR]] if part.keys() == {_TENSOR} else part
@@ -78,7 +81,3 @@ def decode(data: bytes, most_header: int | None = None, most_tensors: int | None
     except Exception as error:  # the bytes may be another party's
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:_REASON]
         raise RunError(f"expected a message as bytes, got {len(data)} that are none: {reason}") from None
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.uint8 or tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()

@@ -129,16 +129,6 @@ def test_what_crosses_is_bytes(ray: RayStub) -> None:
     assert all(type(each) is bytes for each in ray.sent)
 
 
-def test_progress_and_timings_are_comparable(ray: RayStub) -> None:
-    watch = Told()
-    found = run(on_ray(recipe_of("fedgh"), workers=1), loggers=[watch], profile=True)
-    assert watch.progress[:3] == [(1, 3), (2, 3), (3, 3)]
-    for record in found.history:
-        assert record["timings"]["train"] > 0
-        assert record["timings"]["score"] > 0
-        assert sum(record["timings"].values()) == pytest.approx(record["seconds"], rel=0.05)
-
-
 # actors that die --------------------------------------------------------------------------------------------------
 
 
@@ -163,15 +153,6 @@ def test_work_whose_actor_died_is_done_again_by_another(ray: RayStub) -> None:
     assert "round 2: the worker of client 1 died (ActorDiedError); its work is done again" in watch.messages
 
 
-def test_who_dies_of_it_twice_has_dropped_out(ray: RayStub) -> None:
-    ray.fault = dies(lambda asked: (asked["what"], asked["client"]) == ("job", 1), 99)
-    found = run(on_ray(recipe_of("fedgh")))
-    assert [record["dropped"] for record in found.history] == [[1], [1]]
-    ray.fault = dies(lambda asked: True, 99)
-    with pytest.raises(RunError, match="the worker of every client died, twice, in round 1"):
-        run(on_ray(recipe_of("fedgh")))
-
-
 @pytest.mark.parametrize("why", ["no free core", "a lost node"])
 def test_where_no_other_begins_in_its_place_the_others_go_on(why: str, ray: RayStub) -> None:
     recipe, watch = recipe_of("fedgh"), Told()
@@ -193,21 +174,6 @@ def test_where_no_other_begins_in_its_place_the_others_go_on(why: str, ray: RayS
     ray.without_room, why, first = False, "no free core", dies(lambda asked: True, 1)
     with pytest.raises(RunError, match="the last of Ray's workers died, and there is no free core for another one"):
         run(on_ray(recipe, workers=1))
-
-
-def test_a_method_that_fails_ends_the_run_as_it_would_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any, client: Client, message: Any) -> Any:
-        if client.id:
-            raise ValueError(f"no good at {client.id}")
-        return {}
-
-    monkeypatch.setattr("polyfed.methods.FedGH.receive", fail)
-    recipe = recipe_of("fedgh")
-    with pytest.raises(RunError) as ours:
-        run(on_ray(recipe))
-    with pytest.raises(RunError) as theirs:
-        run(recipe)
-    assert str(ours.value) == str(theirs.value)
 
 
 # what cannot be ---------------------------------------------------------------------------------------------------

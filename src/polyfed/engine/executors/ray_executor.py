@@ -300,7 +300,9 @@ class RaySession:
                 "expected Ray to be imported first by the executor 'ray', which gives it a token, got a program that "
                 "has imported it before; start it there with ray.init(), or import it later"
             )
-        open_to_all = self._folders.enter_context(_short_folder()) / "r"  # Ray opens it, and nothing above it
+        beside = None if len(tempfile.gettempdir()) <= _SHORT else "/tmp"  # names of Ray's sockets may not be longer
+        folder = self._folders.enter_context(temporary_folder("polyfed-ray", beside))
+        open_to_all = folder / "r"  # Ray opens it, and nothing above it
         with _environment(_own_environment()):
             self._init(
                 lambda problem: RunError(f"Ray did not start: {problem}"),
@@ -343,12 +345,6 @@ def check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _REACHABLE).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(f"{CLUSTER}: no cluster at {address}: {error}") from None
-
-
-def _short_folder() -> contextlib.AbstractContextManager[Path]:
-    """A temporary folder whose name is short enough for Ray's sockets."""
-    short = len(tempfile.gettempdir()) <= _SHORT
-    return temporary_folder("polyfed-ray", None if short else "/tmp")
 
 
 @functools.cache

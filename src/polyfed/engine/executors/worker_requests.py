@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyfed import profiling
 from polyfed.core.client import Client
-from polyfed.core.message import Message, freeze
+from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import keep_global_rng
 from polyfed.core.server import PublicPass
@@ -203,8 +203,9 @@ class WorkerLoop:
         with keep_global_rng():
             done = run_job(job, method, self._context.model_factory, lambda: self._row(job.client, job.variant))
         fresh = done.weights if isinstance(done.weights, WeightRow) and done.weights is not job.client.weights else None
+        shared = {} if fresh is None else {id(view): name for name, view in fresh.views.items()}  # found by `_result`
         return {
-            "message": _with_names(done.message, fresh),
+            "message": _mapped(done.message, lambda tensor: shared.get(id(tensor), tensor)),
             "state": done.state if done.counts else None,
             "weights": None if fresh is None else fresh.bytes,
             "trained": [done.trained.steps, done.trained.samples, done.trained.loss],
@@ -229,9 +230,3 @@ class WorkerLoop:
 
     def _pass(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"outputs": run_public_pass(PublicPass(**request["asked"]), self._context)}
-
-
-def _with_names(message: Message, fresh: WeightRow | None) -> dict[str, Any]:
-    """An upload with names in place of those tensors of the new weights that `_result` finds there."""
-    shared = {} if fresh is None else {id(view): name for name, view in fresh.views.items()}
-    return _mapped(message, lambda tensor: shared.get(id(tensor), tensor))

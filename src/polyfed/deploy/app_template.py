@@ -66,12 +66,13 @@ def create_app(
         raise ConfigError(f"expected a folder for the app, got the file {app}")
     files = {app / name: _filled(name, _variables(app, chosen, host)) for name in _FILES}
     text = source.read_text(encoding="utf-8")
-    if overrides or any(given is not None for given in (method, seed, preset)):
+    is_changed = bool(overrides) or any(given is not None for given in (method, seed, preset))
+    if is_changed:
         settings = chosen.to_dict()
         settings.get("run", {}).pop("modules", None)  # folders of this machine
         text = tomli_w.dumps(settings)
     files[app / "recipe.toml"] = text
-    taken = [path for path in files if path.exists() and not path.samefile(source)]
+    taken = [path for path in files if path.exists() and (is_changed or not path.samefile(source))]
     if taken and not overwrite:
         raise ConfigError(f"{taken[0]} is there already; replace it with --overwrite, or choose another folder")
     try:

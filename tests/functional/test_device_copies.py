@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyfed.functional.device_copies import copy_in_place, copy_once, move_group, move_together
+from polyfed.functional.device_copies import copy_once, move_group, move_together
 
 HERE, THERE = torch.device("cpu"), torch.device("cpu:0")
 
@@ -74,20 +74,6 @@ def test_tensors_that_tell_of_no_change_always_cross() -> None:
             tensor.add_(1)
         (found,) = move_together([tensor], [THERE])
     assert torch.equal(found, tensor)
-
-
-def test_copies_in_place_share_nothing() -> None:
-    tensor = torch.arange(12.0, requires_grad=True)
-    whole = tensor.reshape(3, 4)
-    with torch.inference_mode():
-        unchanging = torch.arange(2)
-    given = [whole.T, whole[1:], unchanging, torch.zeros(0)]
-    found = copy_in_place(given)
-    assert all(map(torch.equal, found, given))
-    assert [t.stride() for t in found] == [t.stride() for t in given]
-    assert not any(t.requires_grad for t in found)
-    assert len({t.data_ptr() for t in [*found[:3], *given[:3]]}) == 3 + 3
-    assert copy_in_place([]) == []
 
 
 def test_a_group_crosses_together_under_its_names() -> None:

@@ -1,15 +1,15 @@
-"""A stand-in for CUDA graphs and streams on the CPU, for tests of recorded steps.
+"""A stand-in for CUDA graphs on the CPU, for tests of recorded steps.
 
 A capture notes every operation below autograd and vmap with the tensors that it was handed, and leaves the memory as it
 was, as a GPU computes nothing meanwhile. A replay does the operations again, on the same memory and with the same
 numbers of Python's. A capture refuses to read a number out of a tensor, as a GPU's does, and a replay reads no memory
-that was given up since. Streams only see to it that those who begin wait for each other.
+that was given up since.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,38 +23,6 @@ from polyfed.engine.executors import recorded_step
 from polyfed.functional.modes import dropout_layers
 
 done = {"captures": 0, "replays": 0}
-
-
-class Stream:
-    """A queue of work. waits: it begins with what others have done. idle: another one waits for all that it has."""
-
-    def __init__(self, device: Any = None) -> None:
-        self.waits, self.idle = False, True
-
-    def wait_stream(self, other: Stream) -> None:
-        """What comes now begins when all that `other` was given is done."""
-        other.waits = False
-        self.waits = other.idle = True
-
-
-default = current = Stream()
-
-
-def set_stream(stream: Stream) -> None:
-    """Have all work go there from now on."""
-    global current
-    current = stream
-
-
-@contextlib.contextmanager
-def in_stream(stream: Stream) -> Iterator[None]:
-    """Have work go there."""
-    before = current
-    set_stream(stream)
-    try:
-        yield
-    finally:
-        set_stream(before)
 
 
 class _Elsewhere:
@@ -79,8 +47,6 @@ class CUDAGraph:
 
     def replay(self) -> None:
         """Do it again."""
-        assert current is default or current.waits, "a stream began without waiting for the one that filled its tensors"
-        current.idle = current is default
         done["replays"] += 1
         with torch.no_grad():
             for operation, given, results in self.steps:
@@ -92,25 +58,17 @@ class CUDAGraph:
 class graph(TorchDispatchMode):
     """Within the block operations are noted in a graph."""
 
-    def __init__(self, made: CUDAGraph, pool: Any = None, stream: Stream | None = None) -> None:
+    def __init__(self, made: CUDAGraph, pool: Any = None, stream: Any = None) -> None:
         super().__init__()
         self._graph = made
-        self._stream = stream or Stream()
         self._own: dict[int, Tensor] = {}  # memory made while recording, by its address
         self._before: dict[int, tuple[Tensor, Tensor]] = {}  # what is written of other memory, as it was
-
-    def __enter__(self) -> Any:
-        self._before_it = current
-        set_stream(self._stream)
-        return super().__enter__()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         super().__exit__(kind, error, trace)
         for memory, content in self._before.values():
             memory.copy_(content)
         done["captures"] += 1
-        if kind is None:  # PyTorch's goes on in its stream after an error
-            set_stream(self._before_it)
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -163,15 +121,16 @@ def use(patch: pytest.MonkeyPatch) -> None:
     """Have stacks on the CPU recorded, by this."""
     patch.setitem(done, "captures", 0)
     patch.setitem(done, "replays", 0)
+    stream = SimpleNamespace(wait_stream=lambda other: None)
     functions: dict[str, Any] = {
         "CUDAGraph": CUDAGraph,
         "graph": graph,
         "graph_pool_handle": lambda: (0, 0),
-        "Stream": Stream,
-        "stream": in_stream,
-        "current_stream": lambda device: current,
-        "set_stream": set_stream,
-        "device": lambda device: contextlib.nullcontext(),
+        "Stream": lambda device: stream,
+        "stream": contextlib.nullcontext,
+        "current_stream": lambda device: stream,
+        "set_stream": lambda stream: None,
+        "device": contextlib.nullcontext,
         "get_sync_debug_mode": lambda: 0,
         "set_sync_debug_mode": lambda mode: None,
     }

@@ -223,6 +223,8 @@ class MethodCard:
             reading it, so that the engine need not draw initial weights.
         common_start: what starts with the same weights on all clients, a function of the seed that need not be sent:
             "head", heads with the same layers; "all", the networks of an architecture.
+        trains_alone: why several clients cannot be trained as one (executor "vectorized"), where that is known of the
+            method: "it takes the gradient of a second loss". "": it is tried.
         alone: every client is a federation of its own, without communication; set by `polyfed.alone`.
         adapters: clients train adapters and heads only, of frozen networks; set by a recipe's
             `method.adapters`.
@@ -243,6 +245,7 @@ class MethodCard:
     unaligned_entries: tuple[str, ...] = ()
     ignores_initial_weights: bool = False
     common_start: Literal["nothing", "head", "all"] = "nothing"
+    trains_alone: str = ""
     alone: bool = False
     adapters: AdapterSettings | None = None
     personalize: Literal["", "tuned", "shares"] = ""

@@ -81,13 +81,6 @@ class Optimizer:
         part._kept = [{name: t[:count] if t.dim() else t for name, t in kept.items()} for kept in self._kept]
         return part
 
-    def copy_state_from(self, other: Optimizer, index: Tensor) -> None:
-        """Remember what `other` does of some rows of its parameters, which are this one's. index: (M,) which."""
-        self._kept = [
-            {name: _laid_like(parameter, t[index]) if t.dim() else t.clone() for name, t in kept.items()}
-            for parameter, kept in zip(self._parameters, other._kept, strict=True)
-        ]  # a count of steps is the same for all rows
-
     def _sgd(self, places: Sequence[int], grads: list[Tensor]) -> None:
         momentum = self._training.momentum
         buffers = [self._kept[place].get("momentum") for place in places]

@@ -134,7 +134,7 @@ def training_operations(client: Client, method: Method, context: Context, phases
                     continue
                 for rows in _sizes(worker, phase, context):
                     inputs = method.step_inputs(worker, taken, draws)
-                    kind = (rows, structure(inputs, exact=True))
+                    kind = (rows, structure(inputs))
                     if kind not in known:
                         known[kind] = _one_step(worker, method, {**context, **inputs}, phase, rows, step)
                     total += known[kind]

@@ -118,18 +118,15 @@ def evaluate_model(
     method: Method,
     parts: Sequence[Part],
     figures: Collection[str] = (),
-    outputs: Outputs | None = None,
 ) -> list[Score]:
     """Score the model that a working client holds; its BatchNorm statistics and modes stay as they are.
 
     Args:
         client: at work. method: whose `predict` gives the scores.
         parts: what to score on; of several clients where these hold the same model.
-        figures: those wanted beside the main score. outputs: those of `predictions`, in main memory, where they are
-            known.
+        figures: those wanted beside the main score.
     """
-    if outputs is None:
-        (outputs,) = in_main_memory([predictions(client, method, parts, figures)])
+    outputs = _in_main_memory(predictions(client, method, parts, figures))
     if not client.classes:
         return [_regression_score(part, outputs, figures) for part in parts]
     tests = _distinct(part.samples for part in parts if part.is_test)
@@ -185,11 +182,11 @@ def seed_of_rows(x: Tensor) -> int:
     return derive_seed(0, "scoring", fingerprint({"x": x}).hex())
 
 
-def in_main_memory(found: Sequence[Outputs]) -> list[Outputs]:
-    """Several `predictions` in main memory, which all reach together, as each copy makes a GPU wait."""
-    tensors = [tensor for outputs in found for by_samples in outputs.values() for tensor in by_samples.values()]
+def _in_main_memory(outputs: Outputs) -> Outputs:
+    """All in one copy, as each makes a GPU wait."""
+    tensors = [tensor for by_samples in outputs.values() for tensor in by_samples.values()]
     here = iter(move_together(tensors, [torch.device("cpu")] * len(tensors)))
-    return [{name: {of: next(here) for of in by_samples} for name, by_samples in each.items()} for each in found]
+    return {name: {of: next(here) for of in by_samples} for name, by_samples in outputs.items()}
 
 
 def _distinct(samples: Iterable[Samples]) -> dict[int, Samples]:
@@ -216,7 +213,9 @@ def _predictions(
     device = next(iter(model.parameters())).device
     sizes = [len(one) for one in samples.values()]
     size = rows_at_once(next(iter(samples.values())).whole.x, device)
-    (state,) = states_on([client.state], methods.values(), device)
+    state: Mapping[str, Any] = client.state
+    if not all(map(uses_default_predict, methods.values())):
+        (state,) = move_mappings([state], device, lambda tensor: tensor.dim() > 0)
     kept: dict[str, Tensor] = {}
     done = 0
     with torch.no_grad(), eval_mode(model), represented_once(model):
@@ -235,15 +234,6 @@ def _predictions(
                     whole[done : done + len(x)] = values
             done += len(x)
     return {name: dict(zip(samples, each.split(sizes), strict=True)) for name, each in kept.items()}
-
-
-def states_on(
-    states: Sequence[Message], methods: Iterable[Method], device: torch.device
-) -> Sequence[Mapping[str, Any]]:
-    """Clients' states on a device but for single numbers, if any of the methods predicts by them."""
-    if all(map(uses_default_predict, methods)):
-        return states
-    return move_mappings(states, device, lambda tensor: tensor.dim() > 0)
 
 
 def _batches(samples: Iterable[Samples], size: int, device: torch.device) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""Copies between main memory and GPUs: many tensors in few, as each copy makes a GPU wait; and copies in place."""
+"""Copies between main memory and GPUs: many tensors in few, as each copy makes a GPU wait."""
 
 from __future__ import annotations
 
@@ -81,16 +81,6 @@ def move_mappings(
     for group in groups:
         group.update({name: there[id(value)] for name, value in group.items() if id(value) in there})
     return found
-
-
-def copy_in_place(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of the tensors, detached, each where it lies."""
-    with torch.no_grad():
-        copies = [torch.empty_like(tensor) for tensor in tensors]
-        for device in {tensor.device for tensor in tensors}:  # of one device only they are one kernel
-            some = [place for place, tensor in enumerate(tensors) if tensor.device == device]
-            torch._foreach_copy_([copies[place] for place in some], [tensors[place] for place in some])
-    return copies
 
 
 def in_float64(tensor: Tensor) -> Tensor:

@@ -77,6 +77,7 @@ class FedIN(Method):
         states="server: w, this round's pairs",
         form=feature_pairs.FORM,
         delta_entries=("model",),
+        trains_alone="it takes the gradient of a second loss",
     )
 
     # averages each tensor over all clients that have it; "same-shape": within each architecture

@@ -125,13 +125,10 @@ class FedL2G(Method):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        order = torch.randperm(client.n, generator=generator(client.seed, "quiz", client.id))
-        size = min(client.training.batch_size, client.n // 2) if "guides" in message else 0
-        context = {"quiz": order[:size].sort().values, "study": order[size:].sort().values}
-        if "guides" in message:
-            dtype = next(client.model.parameters()).dtype
-            context["guides"] = get_tensor(message, "guides").to(dtype, copy=True)
-        return context
+        if "guides" not in message:
+            return {"study": torch.arange(client.n)}
+        dtype = next(client.model.parameters()).dtype
+        return {"study": _split(client)[1], "guides": get_tensor(message, "guides").to(dtype, copy=True)}
 
     def phases(self, training: Training) -> Sequence[Phase]:
         return (Phase(training.local_epochs, rows="study"),)
@@ -154,8 +151,7 @@ class FedL2G(Method):
         if "guides" not in client.context:
             return {}
         guides = client.context["guides"]
-        quiz = client.context["quiz"]
-        study = client.context["study"]
+        quiz, study = _split(client)
         order = torch.randperm(len(study), generator=client.generator("meta"))
         study = study[order[: client.training.batch_size]]
         least = 2 if has_batchnorm(client.model) else 1  # BatchNorm takes no single row
@@ -173,6 +169,13 @@ class FedL2G(Method):
             gradient = meta_gradient(whole, guides, part(study), part(quiz), client.lr, self.guide_weight)
         labels = train.y[study].unique()
         return {"labels": labels.int(), "gradients": gradient[labels.to(gradient.device)]}
+
+
+def _split(client: Client) -> tuple[Tensor, Tensor]:
+    """The client's rows for the quiz, the same in every round, and those for study."""
+    order = torch.randperm(client.n, generator=generator(client.seed, "quiz", client.id))
+    size = min(client.training.batch_size, client.n // 2)
+    return order[:size].sort().values, order[size:].sort().values
 
 
 class _Guided(nn.Module):

@@ -126,7 +126,7 @@ class FedSelect(Method):
             "personal": {name: mask.get(name, nothing) for name, _ in client.model.named_parameters()},
             "shared": {name: ~personal for name, personal in mask.items()},
             "rows": torch.arange(client.n if mask else 0),
-            "mask is new": mask_is_new,
+            "mask is new": torch.tensor(mask_is_new),
         }
 
     def _grow(self, client: Client, own: Group) -> bool:

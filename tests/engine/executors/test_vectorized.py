@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -18,20 +17,20 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import Batch, Context, Method, NotVectorizable, StepResult, TrainingResult
+from polyfed.core.method import Batch, Context, Method, StepResult, TrainingResult
 from polyfed.core.modules import FrozenModel
 from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.executors import choice, stacked_clients
-from polyfed.engine.executors.client_work import Serial, WorkerContext
-from polyfed.engine.executors.jobs import EvalJob
-from polyfed.engine.executors.stacked_loss import PartialContext, RecordingContext, StackedContext, unpacked
+from polyfed.engine.executors import choice
+from polyfed.engine.executors.client_work import Serial
+from polyfed.engine.executors.stacked_clients import StackedPhase
+from polyfed.engine.executors.stacked_loss import StackedContext
 from polyfed.engine.executors.vectorized import VectorizedExecutor
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional.losses import cross_entropy
-from polyfed.methods import MOON, FedAvg, FedGH, FedProto, FedSelect, Local
+from polyfed.methods import MOON, FedAvg, FedSelect, Local
 from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Availability
 from polyfed.testing.fixtures import all_state, difference, grouped
@@ -47,16 +46,15 @@ SIZES = [12, 7, 1, 30, 17]
 
 @pytest.fixture
 def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many clients each step of several clients had."""
+    """How many clients each step of several clients had, trials apart."""
     sizes: list[int] = []
-    plain = stacked_clients.StackedClients.gradients
+    plain = StackedPhase._gradients
 
-    def counted(self: Any, part: Any, step: Any, *rest: Any) -> Any:
-        if step.number is not None:  # no trial's
-            sizes.append(len(step.rows))
-        return plain(self, part, step, *rest)
+    def counted(self: Any, going: int, places: Sequence[int], *rest: Any) -> Any:
+        sizes.append(len(places))
+        return plain(self, going, places, *rest)
 
-    monkeypatch.setattr(stacked_clients.StackedClients, "gradients", counted)
+    monkeypatch.setattr(StackedPhase, "_gradients", counted)
     return sizes
 
 
@@ -167,26 +165,58 @@ class TwoHeads(nn.Module):
 
 
 class Sometimes(Local):
-    """The other head learns in a step or not, by the client's own draw."""
+    """The other head learns in every second step."""
 
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        return {"other": bool(torch.rand((), generator=generator) < 0.5)}
+        return {"other": step % 2 == 0}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         return cross_entropy(model(batch.x, context["other"]), batch.y, batch.w)
 
 
+class SomeOfThem(Sometimes):
+    """It learns at one client."""
+
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        return {"other": client.id == 1}
+
+
 @pytest.mark.parametrize("optimizer", others_slow(["sgd", "adam"], quick=["adam"]))
-def test_a_parameter_without_gradient_stays_whatever_the_others_do(optimizer: str, stacks: list[int]) -> None:
+def test_a_parameter_without_gradient_stays(optimizer: str, stacks: list[int]) -> None:
     training = Training(rounds=2, local_epochs=2, batch_size=8, optimizer=optimizer, weight_decay=0.1)
     same(of_toys(Sometimes(), TwoHeads, training=training))
-    assert 1 < max(stacks) < 5
+    assert max(stacks) == 5
 
-    class Never(Sometimes):
-        def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-            return {"other": client.id == 3}
 
-    same(of_toys(Never(), TwoHeads, training=training))
+class Widths(Local):
+    """Each client's batch is scaled by a number that it draws from three, which is no tensor."""
+
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        return {"scale": 1 + int(torch.randint(3, (), generator=generator))}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x * context["scale"]), batch.y, batch.w)
+
+
+def test_clients_who_draw_the_same_are_taken_together(stacks: list[int]) -> None:
+    same(of_toys(Widths()))
+    assert len(set(stacks)) > 1
+
+
+class Apart(Local):
+    """A context with more entries at some clients."""
+
+    def receive(self, client: Client, message: Message) -> Context:
+        return {"target": torch.ones(2 if client.id % 2 else 1)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w) * context["target"].sum()
+
+
+def test_clients_of_other_contexts_are_apart(stacks: list[int]) -> None:
+    same(of_toys(Apart()))
+    assert stacks[0] == 3  # clients 0, 2, 4; then 1 and 3
+    same(of_toys(Apart(), sizes=SIZES[:3]), ["clients whose contexts differ in names or shapes train one after the"])
 
 
 class Unweighted(Local):
@@ -201,9 +231,7 @@ def test_a_loss_that_does_not_weigh_rows_is_given_no_filled_batches(stacks: list
     assert stacks[:3] == [4, 2, 2]  # full batches; then 8 of 30 and of 16, and 4 of 12 twice
 
 
-@pytest.mark.parametrize(
-    ("sizes", "batch_size"), [([7, 8, 9], 3), ([1, 14, 11], 8), ([1, 1, 7], 2), ([2, 1, 1], 2)], ids=str
-)
+@pytest.mark.parametrize(("sizes", "batch_size"), [([7, 8, 9], 3), ([1, 14, 11], 8), ([2, 1, 1], 2)], ids=str)
 def test_a_single_row_does_not_pass_for_a_loss_that_weighs_rows(sizes: list[int], batch_size: int) -> None:
     training = Training(rounds=1, local_epochs=3, batch_size=batch_size, lr=0.5)
     same(of_toys(Unweighted(), sizes=sizes, training=training))
@@ -313,7 +341,8 @@ class RunningMean(nn.Module):
     [
         (Diverges(), "shallow", r"its loss cannot be vectorized \(\w+: "),
         (Asks(), "shallow", r"its loss cannot be vectorized \(RuntimeError: vmap: .*item"),
-        (LooksAtWeights(), "shallow", "what its `inputs` draws depends on the weights"),
+        (LooksAtWeights(), "shallow", "meta tensor"),
+        (SomeOfThem(), TwoHeads, "a gradient in the steps of some clients only"),
         (SecondGradient(), "shallow", r"its `gradients` wants more of the network \('parameters'\)"),
         (Foreign(), "shallow", "'scale' in the context of its loss is a SimpleNamespace, no tensor"),
         (FedAvg(), RunningMean, "the buffers of two clients as one are not those of one after the other"),
@@ -393,27 +422,6 @@ def test_a_loss_that_is_no_function_is_found_out() -> None:
     assert re.search("not those of one after the other", told.messages[0])
 
 
-def test_what_a_loss_reads_at_times_only_sends_the_round_back() -> None:
-    class Late(Local):
-        """Reads more of the context from the third step on, which is no tensor that could tell."""
-
-        def receive(self, client: Client, message: Message) -> Context:
-            return {"more": torch.tensor(2.0)}
-
-        def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-            return {"step": step}
-
-        def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-            task = cross_entropy(model(batch.x), batch.y, batch.w)
-            return task * context["more"] if context["step"] > 1 else task
-
-    run = of_toys(Late(), training=TWO_ROUNDS)
-    told = Told()
-    serial, found = run(executor="serial"), run(executor="vectorized", loggers=[told])
-    assert difference(all_state(serial), all_state(found)) is None
-    assert re.search("reads 'more' of the context in some steps only", told.messages[0])
-
-
 class Rewriting(FedAvg):
     """Uploads after it has changed the network, once more by what it uploads."""
 
@@ -453,7 +461,7 @@ def test_contexts_are_stacked_or_shared() -> None:
     packed = StackedContext([context(k) for k in range(4)])
     assert packed.axes.count(None) == 4  # common twice, the pair's two
     of_one = [t if axis is None else t[2] for t, axis in zip(packed.tensors, packed.axes, strict=True)]
-    one = unpacked(packed.form, of_one)
+    one = packed.of_one(of_one)
     assert one["own"] == 2
     assert one["common"] is common
     assert one["at"] == 3
@@ -461,24 +469,6 @@ def test_contexts_are_stacked_or_shared() -> None:
     assert one["net"](torch.ones(1, 2)).item() == 4
     assert one["pair"][0] is pair[0]
     assert isinstance(one["pair"], tuple)
-
-
-def test_a_context_knows_what_was_read() -> None:
-    watched = RecordingContext({"a": 1, "b": 2})
-    assert "b" in watched
-    assert watched.get("c") is None
-    assert watched["a"] == 1
-    assert watched.read == {"a"}
-    assert len({**watched}) == 2
-    assert watched.read == {"a", "b"}
-    partial = PartialContext({"a": 1}, {"a": 0, "b": 0})
-    assert "b" in partial
-    assert partial["a"] == 1
-    assert partial.get("c") is None
-    with pytest.raises(KeyError):
-        partial["c"]
-    with pytest.raises(NotVectorizable, match="reads 'b'"):
-        partial["b"]
 
 
 def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
@@ -538,50 +528,3 @@ class Stops(Told):
         self._after -= done == total
         if self._after < 0:
             raise RuntimeError("stopped")
-
-
-class FailsInRound3(Local):
-    """Where one client receives, or another predicts."""
-
-    def receive(self, client: Client, message: Message) -> Context:
-        if client.round == 3 and client.id == 1:
-            raise ValueError("no")
-        client.state["fails"] = torch.tensor(client.round == 3 and client.id == 0)
-        return {}
-
-    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
-        if bool(context.get("fails", False)):
-            raise ValueError("no")
-        return super().predict(model, x, context)
-
-
-def scored(method: Method) -> tuple[WorkerContext, list[EvalJob]]:
-    """A federation after a round, and what is asked about its clients, as they are and as they would receive."""
-    federation = of_toys(method, toys.NETS["bn"], training=TWO_ROUNDS, executor="serial")()
-    parts = federation.clients, federation.store, ("auc", "calibration_error", "confusion")
-    context = WorkerContext(method, federation.model_factory, *parts)
-    sent = [method.broadcast(federation.server, client.id) for client in federation.clients]
-    pairs = [(client, None) for client in federation.clients], list(zip(federation.clients, sent, strict=True))
-    return context, [EvalJob(client, "", message, 3, ["test"]) for some in pairs for client, message in some]
-
-
-@pytest.mark.parametrize("method", [FedGH(), FedProto()], ids=lambda method: method.name)
-def test_scores_are_the_serial_ones(method: Method) -> None:
-    context, asked = scored(method)
-    asked[1] = dataclasses.replace(asked[1], shared=["test"])  # equal networks are scored once
-    found = VectorizedExecutor(context, 3, print).score(asked)
-    serial = Serial(context).score(asked)
-    for one, other in zip(found, serial, strict=True):
-        ours, theirs = one["test"], other["test"]
-        assert torch.equal(ours.pairs, theirs.pairs)
-        assert ours.figures == pytest.approx(theirs.figures, nan_ok=True)
-        assert {name: score.value for name, score in ours.others.items()} == {
-            name: score.value for name, score in theirs.others.items()
-        }
-
-
-@pytest.mark.parametrize("who", [0, 1])
-def test_who_cannot_be_scored_is_named(who: int) -> None:
-    context, asked = scored(FailsInRound3())
-    with pytest.raises(RunError, match=rf"client {who} \(net\), round 3, scoring: ValueError: no"):
-        VectorizedExecutor(context, 4, print).score([asked[len(SIZES) + who], *asked[:3]])

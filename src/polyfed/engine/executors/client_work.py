@@ -10,7 +10,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,7 +31,6 @@ from polyfed.core.message import (
     places_of,
     shallow_copy,
     tensors_of,
-    with_tensors,
 )
 from polyfed.core.method import Method, TrainingResult
 from polyfed.core.model_factory import ModelFactory
@@ -45,7 +44,7 @@ from polyfed.engine.scoring import Part, Score, ScoreCache, evaluate_model, uses
 from polyfed.engine.uploads import Rejected, sent_nbytes
 from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.errors import RunError
-from polyfed.functional.device_copies import copy_in_place, copy_once, memory_key, move_group, move_together
+from polyfed.functional.device_copies import copy_once, memory_key, move_group, move_together
 from polyfed.functional.modes import train_mode
 from polyfed.profiling import timed
 
@@ -84,26 +83,17 @@ def run_job(
 class ClientWork:
     """One job under way, step by step.
 
-    Args:
-        before: the client's weights, where they are known, on whatever device.
-
     Attributes:
         client: the working copy; the template of its network holds its weights.
         trained: the result of its training. after: the network's tensors after that.
         message: what the method uploads; None: nothing. refused: why nothing of the job counts.
     """
 
-    def __init__(
-        self,
-        job: TrainJob,
-        method: Method,
-        model_factory: ModelFactory,
-        before: Mapping[str, Tensor] | None = None,
-    ) -> None:
+    def __init__(self, job: TrainJob, method: Method, model_factory: ModelFactory) -> None:
         self.job = job
         self.method = method
         self.model_factory = model_factory
-        self._before = client_weights(job.client, job.variant, model_factory) if before is None else before
+        self._before = client_weights(job.client, job.variant, model_factory)
         self.client = working_copy(job.client, job.variant, model_factory, self._before)
         self.client.round, self.client.exchange = job.round, job.exchange.name
         self.trained = TrainingResult()
@@ -114,8 +104,6 @@ class ClientWork:
         self._operations = 0
         self._unchanged: Tensor | None = None  # without training, whether the weights are those from before
         self._largest: list[Tensor] = []  # magnitude of what stays on the device of the upload, if anything does
-        self._row: WeightRow | None = None  # with its new weights, where they are in one already
-        self._is_kept = False  # whether no other client's network will write into what was made
 
     def seed_layers(self) -> None:
         """Make global random generators the client's own from now on, for what its layers draw in this job."""
@@ -145,17 +133,13 @@ class ClientWork:
                 self.trained = (training or _train)(self)
 
     @timed("messages")
-    def make_upload(self, nonfinite: Callable[[], str | None] | None = None) -> None:
-        """Judge the training, score the client, make its upload; its new weights are in the template.
-
-        Args:
-            nonfinite: gives the name of the first weight that is NaN or infinite, where that is known already.
-        """
+    def make_upload(self) -> None:
+        """Judge the training, score the client, make its upload; its new weights are in the template."""
         client, job = self.client, self.job
         self.after = self.model_factory.state(client.architecture, job.variant)
         with self.stage("training"):
             self._check_shapes()
-        self.refused = self._fault(nonfinite)
+        self.refused = self._fault()
         if self.refused is None and job.scores and len(client.data.test):
             with self.stage("scoring"):
                 (self._score,) = evaluate_model(client, self.method, [part_of(client, "test")], job.figures)
@@ -184,15 +168,17 @@ class ClientWork:
         largest = 0.0
         with copy_once():  # what is uploaded of the network's tensors is not copied once more to be kept
             with self.stage("uploading"):
-                fetch(self.leaving())
+                leaving = self._leaving()
+                move_together(leaving, [_CPU] * len(leaving))  # in one copy for each type
             unchanged = self._unchanged is not None and bool(move_together([self._unchanged], [_CPU])[0])
-            row = self._row
-            if row is None and refused is None and job.uploads and not unchanged:
+            row = None
+            if refused is None and job.uploads and not unchanged:
                 row = fresh().write(self.after)
             with self.stage("uploading"):
                 if self.message is not None:
                     largest = sum(map(float, move_together(self._largest, [_CPU] * len(self._largest))))
-                    message, refused = self._encoded(self._own_upload(self.message, row), largest)
+                    own = clone(self.message, self._held(row), job.device)  # shares the row with the network
+                    message, refused = self._encoded(own, largest)
                 if row is not None and not row.is_intact:
                     raise RunError("a plugin wrote into the upload that it was given; it must make another one")
             if row is not None and refused is None:
@@ -222,25 +208,7 @@ class ClientWork:
         except Exception as error:
             raise placed(error, self.client, stage, self.job.round) from error
 
-    def keep_copies(self, fresh: Callable[[], WeightRow] | None) -> None:
-        """Hold what was made in tensors of its own, as the network is about to be another client's.
-
-        fresh: see `run_job`, where rows lie with the network; None: its weights are to leave the device.
-        """
-        tensors = tensors_of(self.message or {})
-        copied: dict[Hashable, Tensor] = {}
-        if fresh is not None and self.refused is None and self.job.uploads and self.job.exchange.trains:
-            self._row = fresh().write(self.after)
-            copied = {memory_key(t, t.device): self._row.views[name] for name, t in self.after.items()}
-        rest = {memory_key(t, t.device): t for t in (*tensors, *self.after.values())}
-        rest = {key: tensor for key, tensor in rest.items() if key not in copied}
-        copied |= zip(rest, copy_in_place(list(rest.values())), strict=True)
-        self.after = {name: copied[memory_key(t, t.device)] for name, t in self.after.items()}
-        own = (copied[memory_key(t, t.device)] for t in tensors)
-        self.message = None if self.message is None else with_tensors(self.message, own)
-        self._is_kept = True
-
-    def leaving(self) -> list[Tensor]:
+    def _leaving(self) -> list[Tensor]:
         """What goes to main memory beside the weights: message, state, and what the record needs."""
         unchanged = [] if self._unchanged is None else [self._unchanged]
         sums = _scalar_sums(self.trained.sums).values()
@@ -259,7 +227,7 @@ class ClientWork:
                     f"{tuple(tensor.shape)}; give it its full size in __init__"
                 )
 
-    def _fault(self, nonfinite: Callable[[], str | None] | None) -> str | None:
+    def _fault(self) -> str | None:
         """Why the client's work counts for nothing, if it does."""
         if self.job.exchange.trains and self.trained.steps == 0:
             return "no training step: too few samples for a batch of this model"
@@ -267,7 +235,7 @@ class ClientWork:
             return f"the training loss is {self.trained.loss}"
         if self.trained.is_finite:
             return None
-        name = first_nonfinite({"model": self.after}) if nonfinite is None else nonfinite()
+        name = first_nonfinite({"model": self.after})
         return None if name is None else f"the model is not finite ('{name}')"
 
     def _encoded(self, made: Message, largest: float) -> tuple[Message, str | None]:
@@ -288,15 +256,6 @@ class ClientWork:
             return freeze({}), str(problem)
         return upload, None
 
-    def _own_upload(self, message: Message, row: WeightRow | None) -> Message:
-        """The upload in tensors of its own, where they are wanted; what it has of the network shares the row."""
-        tensors = tensors_of(message)
-        places = places_of(tensors, self.job.device)
-        is_there = all(t.device == place and t.is_contiguous() for t, place in zip(tensors, places, strict=True))
-        if self._is_kept and is_there and row is self._row:
-            return message
-        return clone(message, self._held(row), self.job.device)
-
     def _held(self, row: WeightRow | None) -> dict[Hashable, Tensor]:
         """What a row has of the network's tensors in the plain order, for `clone` of an upload, which shares it."""
         device = self.job.device
@@ -312,12 +271,6 @@ class ClientWork:
 def _train(work: ClientWork) -> TrainingResult:
     client, phases = work.client, work.job.exchange.phases
     return train(client, work.method, client.context, phases=phases, step=work.model_factory.training)
-
-
-def fetch(tensors: Iterable[Tensor]) -> None:
-    """Bring tensors to main memory in one copy for each type, for the block `copy_once` around this call."""
-    needed = list(tensors)
-    move_together(needed, [_CPU] * len(needed))
 
 
 # working copies ---------------------------------------------------------------------------------------------------

@@ -1,68 +1,36 @@
-"""The losses of several clients as one function of their stacked weights, batches and contexts.
+"""Gradients of several clients' losses in one vectorized call: stacked weights, batches and contexts.
 
 A context holds tensors, groups of tensors, reference networks, and plain values (a switch, a width). Clients whose
 losses are computed as one must agree in all that is no tensor, and in the shapes of what is.
+
+Shapes: K clients, B rows.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.method import Batch, Context, Method, NotVectorizable
+from polyfed.core.method import Batch, Context, Method, NotVectorizable, PrecomputedGradients, StepResult
 from polyfed.core.modules import FrozenModel
+from polyfed.functional.modes import dropout_layers
 from polyfed.functional.tied_tensors import tensor_places
 from polyfed.functional.vmapped import FewerKernels, RowShares
 
 Tensors = dict[str, Tensor]
-Losses = tuple[Tensor, Tensors]  # of the clients, (K,), and their sums by name, (K, ...)
+_RAW = "raw gradient "  # before a name, among what is summed over the steps
 
 
-class RecordingContext(Mapping[str, Any]):
-    """A context that notes what is read of it, in `read`."""
-
-    def __init__(self, entries: Context) -> None:
-        self._entries = entries
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        value = self._entries[name]
-        self.read.add(name)
-        return value
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-
-class PartialContext(RecordingContext):
-    """A context of which only some entries are at hand; `names` are those of all."""
-
-    def __init__(self, entries: Context, names: Mapping[str, Any]) -> None:
-        super().__init__(dict.fromkeys(names) | dict(entries))
-        self._held = entries
-
-    def __getitem__(self, name: str) -> Any:
-        if name in self._entries and name not in self._held:
-            raise NotVectorizable(f"its loss reads '{name}' of the context in some steps only")
-        return self._held[name]
-
-
-def structure(value: Any, exact: bool = False) -> Hashable:
-    """What two contexts, or parts of them, must have in common to be looked at together.
+def structure(value: Any, exact: bool = True) -> Hashable:
+    """What two contexts, or parts of them, must have in common to be computed as one: shapes, and what is no tensor.
 
     Args:
-        exact: also what they must have in common to be computed as one: shapes, and numbers that are no tensors.
+        exact: False: types and dimensions only, which say of what kind the loss is.
     """
     if isinstance(value, Tensor):
         return value.dtype, tuple(value.shape) if exact else value.dim()
@@ -74,9 +42,7 @@ def structure(value: Any, exact: bool = False) -> Hashable:
         return type(value), tuple(structure(entry, exact) for entry in value)
     if value is None or isinstance(value, bool | str):
         return value
-    if isinstance(value, int | float):
-        return type(value), value if exact else None
-    return type(value), id(value) if exact else None
+    return type(value), value if exact and isinstance(value, int | float) else None
 
 
 class StackedContext:
@@ -86,9 +52,8 @@ class StackedContext:
         contexts: of one exact `structure`.
 
     Attributes:
-        tensors: those that differ stacked, (K, ...); those that are the same object for all as they are. axes: 0 or
-        None for each, as `torch.vmap` wants it. networks: that some of them are the weights of. form: where they
-        belong, for `unpacked`; holds none of them.
+        tensors: those that differ stacked, (K, ...); those that are the same object for all as they are.
+        axes: 0 or None for each, as `torch.vmap` wants it. networks: that some of the tensors are the weights of.
 
     Raises:
         NotVectorizable: an entry is neither a tensor nor the same for all.
@@ -98,18 +63,27 @@ class StackedContext:
         self.tensors: list[Tensor] = []
         self.axes: list[int | None] = []
         self.networks: list[nn.Module] = []
-        self.form = {name: self._pack(name, [context[name] for context in contexts]) for name in contexts[0]}
-
-    def holding(self, tensors: list[Tensor]) -> StackedContext:
-        """The same with other tensors."""
-        other = copy.copy(self)
-        other.tensors = tensors
-        return other
+        self._form = {name: self._pack(name, [context[name] for context in contexts]) for name in contexts[0]}
 
     @property
     def shapes(self) -> Hashable:
-        """What two of them must have in common for their tensors to lie in the same places."""
+        """What two of them have in common whose tensors may lie in the same places."""
         return tuple((t.dtype, t.shape, axis) for t, axis in zip(self.tensors, self.axes, strict=True))
+
+    def holding(self, tensors: Sequence[Tensor]) -> StackedContext:
+        """The same with other tensors."""
+        other = copy.copy(self)
+        other.tensors = list(tensors)
+        return other
+
+    def some(self, pick: Callable[[Tensor], Tensor]) -> StackedContext:
+        """Those of some clients. pick: takes theirs of (K, ...)."""
+        pairs = zip(self.tensors, self.axes, strict=True)
+        return self.holding([tensor if axis is None else pick(tensor) for tensor, axis in pairs])
+
+    def of_one(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
+        """One client's context. tensors: its own, in place of those of all."""
+        return {name: _unpacked(entry, tensors) for name, entry in self._form.items()}
 
     def _pack(self, name: str, values: Sequence[Any]) -> Any:
         first = values[0]
@@ -130,44 +104,95 @@ class StackedContext:
         return _Constant(first)
 
 
-def unpacked(form: Mapping[str, Any], tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """One client's context; `tensors` are its own in place of a `StackedContext`'s."""
-    return {name: _unpack(entry, tensors) for name, entry in form.items()}
+class _Slot(NamedTuple):
+    place: int  # among the tensors
 
 
-class _Slot:
-    def __init__(self, place: int) -> None:
-        self.place = place
+class _Constant(NamedTuple):
+    value: Any
 
 
-class _Constant:
-    def __init__(self, value: Any) -> None:
-        self.value = value
+class _Reference(NamedTuple):
+    network: FrozenModel
+    weights: Any  # packed
 
 
-class _Reference:
-    def __init__(self, network: FrozenModel, weights: Any) -> None:
-        self.network, self.weights = network, weights
-
-
-def _unpack(entry: Any, tensors: Sequence[Tensor]) -> Any:
+def _unpacked(entry: Any, tensors: Sequence[Tensor]) -> Any:
     if isinstance(entry, _Slot):
         return tensors[entry.place]
     if isinstance(entry, _Constant):
         return entry.value
     if isinstance(entry, _Reference):
-        return entry.network.holding(_unpack(entry.weights, tensors))
+        return entry.network.holding(_unpacked(entry.weights, tensors))
     if isinstance(entry, dict):
-        return {key: _unpack(value, tensors) for key, value in entry.items()}
+        return {key: _unpacked(value, tensors) for key, value in entry.items()}
     kind, *parts = entry
-    found = [_unpack(part, tensors) for part in parts]
-    return kind(*found) if hasattr(kind, "_fields") else kind(found)
+    values = [_unpacked(part, tensors) for part in parts]
+    return kind(*values) if hasattr(kind, "_fields") else kind(values)
 
 
-# losses -------------------------------------------------------------------------------------------------------------
+class Gradients(NamedTuple):
+    """Of one step of K clients. grads: by name. losses: (K,). sums: by name, also of raw gradients; all (K, ...)."""
+
+    grads: Tensors
+    losses: Tensor
+    sums: Tensors
 
 
-class LossOf(nn.Module):
+class StackedLoss:
+    """`Method.gradients` of several clients of a network, as one.
+
+    Args:
+        method: whose loss. network: the template of all. block: gives a block for the passes of each step.
+    """
+
+    def __init__(self, method: Method, network: nn.Module, block: Callable[[], AbstractContextManager[Any]]) -> None:
+        self.method, self.network, self.block = method, network, block
+        self.drops = bool(dropout_layers(network))
+        self.has_own_gradients = type(method).gradients is not Method.gradients
+        self._loss = _Loss(method, network)
+
+    def __call__(
+        self, tensors: Tensors, batch: Batch, shares: Tensor, static: StackedContext, moving: StackedContext
+    ) -> Gradients:
+        """Gradients of those tensors that take one, and what the losses sum; buffers are written in place.
+
+        Args:
+            tensors: (K, ...) by name. batch: of x (K, B, ...). shares: each row's in the sum of its client's weights,
+                and minus it, (K, 2, B). static, moving: the contexts, of the phase and of this step alone.
+        """
+
+        def loss(tensors: Tensors, batch: Batch, shares: Tensor, *given: Sequence[Tensor]) -> Any:
+            with FewerKernels(RowShares(batch.w, *shares.unbind())):
+                return self._loss.of(tensors, batch, _context(static, moving, given))
+
+        axes = (tuple(static.axes), tuple(moving.axes))
+        given = (tuple(static.tensors), tuple(moving.tensors))
+        drawn = "different" if self.drops else "error"
+        with self.block():
+            losses, sums = torch.func.vmap(loss, (0, 0, 0, *axes), randomness=drawn)(tensors, batch, shares, *given)
+            leaves = {name: t for name, t in tensors.items() if t.requires_grad}
+            taken = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+            grads = {name: grad for name, grad in zip(leaves, taken, strict=True) if grad is not None}
+            losses = losses.detach()
+            sums = {name: value.detach() for name, value in sums.items()}
+            if not self.has_own_gradients:
+                return Gradients(grads, losses, sums)
+
+            def changed(
+                own: Tensors, grads: Tensors, loss: Tensor, sums: Tensors, batch: Batch, *given: Sequence[Tensor]
+            ) -> Any:
+                context = _context(static, moving, given)
+                step = StepResult({name: grads.get(name) for name in own}, loss, sums)
+                made = self.method.gradients(PrecomputedGradients(step, context, own), batch, context)
+                return {name: grad for name, grad in made.grads.items() if grad is not None}, made.loss, all_sums(made)
+
+            weights = {name: t.detach() for name, t in leaves.items()}
+            found = torch.func.vmap(changed, (0, 0, 0, 0, 0, *axes))(weights, grads, losses, sums, batch, *given)
+        return Gradients(*found)
+
+
+class _Loss(nn.Module):
     """A method's loss as a module around the network, so that `functional_call` reaches the network's tensors."""
 
     def __init__(self, method: Method, model: nn.Module) -> None:
@@ -175,61 +200,27 @@ class LossOf(nn.Module):
         self.method, self.model = method, model
         self._places = tensor_places(model)
 
-    def forward(self, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """See `Method.loss`."""
+    def forward(self, batch: Batch, context: Context) -> Any:
         outcome = self.method.loss(self.model, batch, context)
-        return (outcome[0], dict(outcome[1])) if isinstance(outcome, tuple) else outcome
+        return (outcome[0], dict(outcome[1])) if isinstance(outcome, tuple) else (outcome, {})
 
-    def named(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """The network's tensors, given under their first names, by this module's names of where they lie."""
-        return {f"model.{place}": tensors[name] for place, name in self._places.items() if name in tensors}
-
-
-class StackedLoss:
-    """A step's loss of several clients.
-
-    Args:
-        loss: of one. static, moving: what it reads of their contexts, in a phase and in this step alone.
-        names: of all entries of such a context. drops: dropout layers draw a mask for each client.
-
-    Attributes:
-        given, axes: the contexts' tensors as `context` takes them, and as `torch.vmap` wants them.
-    """
-
-    def __init__(
-        self, loss: LossOf, static: StackedContext, moving: StackedContext, names: Collection[str], drops: bool
-    ) -> None:
-        self.given = (tuple(static.tensors), tuple(moving.tensors))
-        self.axes = (tuple(static.axes), tuple(moving.axes))
-        self.context = functools.partial(_context, static.form, moving.form, tuple(names))
-        drawn = "different" if drops else "error"
-        one = functools.partial(_loss, loss, self.context)
-        self._all = torch.func.vmap(one, in_dims=(0, 0, 0, *self.axes), randomness=drawn)
-
-    def __call__(self, tensors: Tensors, batch: Batch, shares: Tensor) -> Losses:
-        """Losses and sums of all. shares: each row's in the sum of its client's weights, and minus it, (K, 2, B)."""
-        return self._all(tensors, batch, shares, *self.given)
+    def of(self, tensors: Tensors, batch: Batch, context: Context) -> Any:
+        """Loss and sums of the network with these tensors, by their first names."""
+        named = {f"model.{place}": tensors[name] for place, name in self._places.items() if name in tensors}
+        return torch.func.functional_call(self, named, (batch, context), tie_weights=False)
 
 
-def _context(
-    static: Any, moving: Any, names: Sequence[str], static_tensors: Sequence[Tensor], moving_tensors: Sequence[Tensor]
-) -> PartialContext:
-    """One client's context."""
-    held = {**unpacked(static, static_tensors), **unpacked(moving, moving_tensors)}
-    return PartialContext(held, dict.fromkeys(names))
+def _context(static: StackedContext, moving: StackedContext, given: Sequence[Sequence[Tensor]]) -> dict[str, Any]:
+    """One client's."""
+    return {**static.of_one(given[0]), **moving.of_one(given[1])}
 
 
-def _loss(
-    loss: LossOf,
-    context: Callable[..., PartialContext],
-    tensors: Tensors,
-    batch: Batch,
-    shares: Tensor,
-    *given: Sequence[Tensor],
-) -> Losses:
-    """One client's loss and sums."""
-    with FewerKernels(RowShares(batch.w, *shares.unbind())):
-        outcome: Any = torch.func.functional_call(
-            loss, loss.named(tensors), (batch, context(*given)), tie_weights=False
-        )
-    return outcome if isinstance(outcome, tuple) else (outcome, {})
+def all_sums(step: StepResult) -> Tensors:
+    """All that is summed over the steps: numbers, and raw gradients under names of their own."""
+    return {**step.sums, **{f"{_RAW}{name}": grad for name, grad in step.raw.items()}}
+
+
+def split_sums(sums: Tensors) -> tuple[Tensors, Tensors]:
+    """The sums of numbers, and those of raw gradients."""
+    raw = {name.removeprefix(_RAW): total for name, total in sums.items() if name.startswith(_RAW)}
+    return {name: total for name, total in sums.items() if not name.startswith(_RAW)}, raw

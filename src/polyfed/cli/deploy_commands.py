@@ -142,10 +142,6 @@ def node(
         Path, typer.Option("--authority", metavar="FILE", help="Certificate by which the server is known.")
     ] = Path("keys/ca.crt"),
     key: Annotated[Path, typer.Option(metavar="FILE", help="Private half of this node's keys.")] = Path("keys/node"),
-    method: MethodName = None,
-    settings: Overrides = None,
-    seed: Seed = None,
-    preset: PresetNames = None,
 ) -> None:
     """Be a node: one client, with a recipe of its own.
 
@@ -158,8 +154,7 @@ def node(
     from polyfed.config.recipe import Recipe
     from polyfed.deploy.supernode import join
 
-    own = Recipe.load(recipe, settings or (), method=method, seed=seed, preset=preset)
-    join(own, config, server=server, authority=authority, key=key)
+    join(Recipe.load(recipe), config, server=server, authority=authority, key=key)
 
 
 def local(

@@ -289,7 +289,7 @@ class NodeExecutor:
         outcome = self._decoded(job, JobResult(job.client.id, message, None, {}, TrainingResult()))
         form = federation.method.card.form
         if outcome.refused is not None or form is None:
-            return outcome.refused or _odd_labels(message, federation.classes)
+            return outcome.refused
         context = UploadContext(federation.method, federation.server, job.client.id, job.message)
         return find_mismatch(form, outcome.message, context)
 
@@ -314,15 +314,6 @@ class NodeExecutor:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)[:_LONGEST]
-
-
-def _odd_labels(message: Message, classes: int) -> str | None:
-    """Of a method that declares no form: "labels", where there are any, are classes of the task."""
-    labels = message.get("labels")
-    if not isinstance(labels, torch.Tensor) or not labels.numel():
-        return None
-    odd = labels.is_complex() or bool(((labels < 0) | (labels >= classes)).any())
-    return f"expected 'labels' that are classes below {classes}, got others" if odd else None
 
 
 def _held(client: Client) -> str:

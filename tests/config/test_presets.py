@@ -55,13 +55,3 @@ def test_run_lays_the_preset_over_and_says_so(recipe: str, capsys: pytest.Captur
     out = capsys.readouterr().out
     assert out.startswith("fedavg on digits: 3 clients, 3 rounds")
     assert out.splitlines()[-1] == "preset three"
-
-
-@pytest.mark.parametrize("verb", ["run", "sweep"])
-def test_an_unknown_preset_is_one_line_and_nothing_is_written(
-    recipe: str, verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    more = ["--set", "training.lr=0.1,0.2"] if verb == "sweep" else []
-    assert status([verb, recipe, "--preset", "smal", *more]) == 2
-    assert capsys.readouterr().err == "polyfed: unknown preset 'smal'; did you mean 'small'?\n"
-    assert not Path("runs").exists()

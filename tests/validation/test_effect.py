@@ -7,22 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.methods import FedHeNN, FedIN, FedOpt
 from polyfed.registry import METHODS
-from polyfed.testing.fixtures import grouped
 from tests.helpers.refusals import refusal
 
-SAID = [  # section, what is given, the line behind the section's name; in recipes: test_effect_of_every_key.py
-    (
-        "adversaries",
-        {"attack_scale": 3.0},
-        "attack_scale = 3 does nothing without alie_fraction, inner_product_fraction, sign_flip_fraction",
-    ),
-]
 HYPERPARAMETERS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (
         FedIN,
@@ -41,16 +32,6 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
         "method": {"name": "local"},
     }
     return Recipe.from_dict({**whole, **{name: {**whole.get(name, {}), **keys} for name, keys in sections.items()}})
-
-
-@pytest.mark.parametrize(("section", "keys", "said"), SAID)
-def test_python_says_what_a_recipe_says(section: str, keys: dict[str, Any], said: str) -> None:
-    kind = getattr(pf, section.title().replace("_", ""))
-    x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
-    client = pf.Client(torch.nn.Linear(2, 2), (x, y), (x, y))
-    line = refusal(lambda: pf.Federation([client], pf.methods.Local(), **grouped(**{section: kind(**keys)})))
-    assert line.startswith(f"{section}: {said}")
-    assert refusal(lambda: recipe(**{section: keys})) == line
 
 
 @pytest.mark.parametrize(("kind", "hyperparameters", "said"), HYPERPARAMETERS)

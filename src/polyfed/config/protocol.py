@@ -25,7 +25,6 @@ FILE = "protocol.toml"
 
 
 def _once(given: list[Any]) -> list[Any]:
-    """The list, if it has no entry twice."""
     if again := [value for place, value in enumerate(given) if value in given[:place]]:
         raise ValueError(f"expected each once, got {shown(again[0])} again")
     return given

@@ -161,7 +161,6 @@ class Recipe(Settings):
 
     @classmethod
     def _checked(cls, settings: Mapping[str, Any], stem: str, beside: Sequence[str]) -> Recipe:
-        """Settings without presets as a recipe."""
         check_values(settings)
         variants = settings.get("methods")
         if isinstance(variants, Mapping):
@@ -220,7 +219,6 @@ class Recipe(Settings):
         return self._with_method(alone, name).with_run(label=f"{together.name}-alone")
 
     def _with_method(self, method: MethodChoice, name: str) -> Recipe:
-        """The same experiment with this method, called so."""
         chosen = self.model_copy(update={"method": method})
         chosen._method = chosen._build(method, "method")
         hyperparameters = dataclasses.asdict(chosen._method)

@@ -26,7 +26,7 @@ from polyfed.data.options import PARTITION, PartitionSettings, SourceOptions, So
 from polyfed.model_groups import GROUPS
 from polyfed.places import LARGEST
 from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
-from polyfed.registry import CLIENTS, MODELS, NPZ, PATHS, suggest
+from polyfed.registry import CLIENTS, MODELS, NPZ, PACKAGED, PATHS, suggest
 from polyfed.results import paper_tables
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.error_lines import shown
@@ -35,7 +35,6 @@ __all__ = ["SECTIONS", "Control", "Data", "MethodChoice", "Models", "RunSettings
 
 Control = Literal["pooled"]
 
-_PACKAGED = ("digits", "heart-disease", "heart-disease-flamby", "watch")  # inside Python packages
 _BY_CLIENT = (CLIENTS, NPZ)  # before the path of data that lie there client by client
 
 
@@ -96,7 +95,7 @@ class Data(PartitionSettings, SourceSettings):
     def _root_is_read(self) -> Data:
         names = [self.dataset] if self.public_dataset is None else [self.dataset, self.public_dataset]
         if self.root and not any(
-            name.startswith(PATHS) or (":" not in name and name not in _PACKAGED) for name in names
+            name.startswith(PATHS) or (":" not in name and name not in ("digits", *PACKAGED)) for name in names
         ):
             raise ValueError(
                 f"root = {shown(self.root)} does nothing beside dataset = '{self.dataset}', which reads no files; name "
@@ -131,7 +130,6 @@ class Models(Settings):
     @field_validator("architectures", mode="before", json_schema_input_type=list[str] | str)
     @classmethod
     def _of_group(cls, given: Any) -> Any:
-        """The networks of a group that is named alone."""
         if not isinstance(given, str):
             return given
         if given not in GROUPS:

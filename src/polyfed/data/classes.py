@@ -70,7 +70,6 @@ def _check_labels(
 
 
 def _row_of(side: str, row: int, files: Files) -> str:
-    """Where a side's row stands."""
     for file, numbers in files:
         if row < len(numbers):
             return f"{'row' if isinstance(numbers, range) else 'line'} {numbers[row]} of {file}"

@@ -59,7 +59,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _present(samples: LabeledSamples, place: int, flag: int | None, is_category: bool) -> NDArray[np.float64]:
-    """A client's values of a feature, without missing ones."""
     values = samples.x[:, place].double().numpy()
     if flag is not None:
         values = values[samples.x[:, flag].numpy() == 0]

@@ -313,7 +313,6 @@ def _partition(pool: _Pool, rows: Rows, clients: int, options: PartitionSettings
 
 
 def _check_needs_no_classes(partition: str) -> None:
-    """Whether rows with numbers to predict can be assigned so."""
     fitting = [name for name, function in PARTITIONS.items() if function not in (dirichlet, by_class)]
     if partition not in fitting:
         raise ConfigError(
@@ -365,7 +364,6 @@ def _client_rows(
 def _cap(
     pool: _Pool, clients: Sequence[_ClientRows], options: PartitionSettings, generators: Generators
 ) -> list[_ClientRows]:
-    """What the caps leave, of some clients half."""
     caps = _caps(options.max_train_per_client)
     if not 1 <= len(caps) <= len(clients):
         raise ConfigError(
@@ -385,7 +383,6 @@ def _cap(
 
 
 def _halved(clients: int, share: float, generators: Generators) -> set[int]:
-    """The clients, drawn, that keep half of their training rows."""
     if not share:
         return set()
     count = int(share * clients + 1e-9)
@@ -459,7 +456,6 @@ def _caps(max_train: int | Sequence[int] | None) -> list[int | None]:
 
 
 def _check_options(source: DatasetSource, plan: _Split, options: PartitionSettings, private: bool) -> None:
-    """Refuse settings that do not fit the source."""
     _check_label_space(source, options)
     if private and source.is_regression:
         raise ConfigError(

@@ -213,7 +213,6 @@ def _from_csv(path: Path, form: InputSpec) -> InferenceInputs:
 
 
 def _numbered_labels(labels: tables.NewLabels, form: InputSpec) -> Tensor | None:
-    """The labels of a CSV file, (N,): int64, or float64 where numbers are predicted."""
     if labels is None:
         return None
     numbers = [int(label) if label.isascii() and label.isdigit() else label for label, _ in labels]

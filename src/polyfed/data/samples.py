@@ -225,7 +225,6 @@ def samples_of(data: Any, what: str) -> LabeledSamples:
 
 
 def _paired(inputs: Any, labels: Any) -> LabeledSamples:
-    """Convert inputs and labels to samples."""
     x = _tensor(inputs, "inputs")
     y = _tensor(labels, "labels")
     if x.dim() == 0:

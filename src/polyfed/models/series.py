@@ -116,7 +116,6 @@ harcnn = registered(
 
 
 def _channels(name: str, in_shape: tuple[int, ...], least: int) -> int:
-    """How many channels the series have."""
     if len(in_shape) != 2 or in_shape[0] < 1 or in_shape[1] < least:
         raise ConfigError(
             f"{name} needs series (channels, length) of at least {least} steps, got the shape {tuple(in_shape)}"

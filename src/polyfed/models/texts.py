@@ -273,7 +273,6 @@ def _wide(name: str, classes: int, reads: nn.Module, **behind: nn.Module) -> Seq
 
 
 def _learned(name: str, in_shape: tuple[int, ...], words: int | Tensor) -> int:
-    """How many ids there are, whose vectors are to be learned."""
     _check_texts(name, in_shape)
     if isinstance(words, Tensor):
         raise ConfigError(f"{name} learns its words' vectors, got given ones; leave out data.word_vectors")

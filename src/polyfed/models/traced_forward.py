@@ -174,7 +174,6 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _attributes(layer: nn.Module) -> dict[str, Any]:
-    """All that a layer holds by name, its tensors among them."""
     return {**vars(layer), **layer._parameters, **layer._buffers}
 
 

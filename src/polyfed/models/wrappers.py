@@ -48,7 +48,6 @@ def unwrapped(network: nn.Module, who: str = "") -> nn.Module:
 
 
 def _within(layer: nn.Module) -> nn.Module | None:
-    """What a layer only stands around; None where it is a layer of its own."""
     if type(layer).__name__ == "OptimizedModule":
         return layer._modules["_orig_mod"]
     return layer._modules["module"] if isinstance(layer, _AROUND) else None

@@ -185,7 +185,6 @@ def shown(value: Any) -> str:
 
 
 def _fields(kind: Any) -> list[str]:
-    """The names of the settings, or of the hyperparameters."""
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
     return [field.alias or name for name, field in kind.model_fields.items()]

@@ -52,7 +52,6 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _all_act(self) -> Self:
-        """What was given does something."""
         if idle_keys := without_effect(type(self).model_fields, vars(self), self.model_fields_set):
             raise ValueError(idle_keys)
         return self

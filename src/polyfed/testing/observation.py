@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, clone, flatten, shallow_copy
+from polyfed.core.message import Message, clone, flatten, from_bytes, nbytes, shallow_copy, to_bytes
 from polyfed.core.method import Batch, Context, Method, StepResult
 from polyfed.core.randomness import keep_global_rng
 from polyfed.core.server import Server
@@ -71,9 +71,11 @@ class Observation:
         federation: after its run; None where it could not be made. error: what ended the run.
         scenes: the aggregations, as they were before each.
         first_weights: all clients' weights after the first round.
+        sent: client -> what came down to it in each main exchange. bytes_down, bytes_up: client -> those of round 1.
         offenses: (kind, what was seen): "written" into what was given, "draws" from a global generator, "alias" of
-            another's memory, "broadcast" that is not repeatable, "state" in the method object; "impure" and "oracle" of
-            the loss in the second step of each client's second round, under torch.func of one client of each network.
+            another's memory, "broadcast" that is not repeatable, "bytes" that are no longer the message, "state" in the
+            method object; "impure" and "oracle" of the loss in the second step of each client's second round, under
+            torch.func of one client of each network.
     """
 
     def __init__(
@@ -86,8 +88,11 @@ class Observation:
         self.error: PolyfedError | None = None
         self.scenes: list[AggregationScene] = []
         self.first_weights: dict[str, Tensor] = {}
+        self.sent: dict[int, list[dict[str, Tensor]]] = {}
+        self.bytes_down: dict[int, int] = {}
+        self.bytes_up: dict[int, int] = {}
         self.offenses: dict[tuple[str, str], None] = {}
-        self._sent: list[tuple[str, Tensor, Tensor]] = []
+        self._as_sent: list[tuple[str, Tensor, Tensor]] = []
         self._networks: list[nn.Module] = []
         self._architectures: set[str] = set()  # those whose loss has been called under torch.func
         self._client: Client | None = None
@@ -131,8 +136,12 @@ class Observation:
             self.first_weights = {name: t.clone() for name, t in fixtures.weights(self.federation).items()}
         before = {name: id(t) for name, t in flatten(server.state).items()}
         first = call(server, number)
-        self._all_tensors("broadcast", "a message", first)
+        self._look_at_message("broadcast", first)
         self._all_tensors("the method", "a state", server.state)
+        if server.round == 1:
+            self.bytes_down[number] = self.bytes_down.get(number, 0) + nbytes(first)
+        if server.exchange == "train":
+            self.sent.setdefault(number, []).append(flatten(first))
         second = call(server, number)
         if {name: id(t) for name, t in flatten(server.state).items()} != before:
             self._note(
@@ -140,13 +149,17 @@ class Observation:
             )
         if found := fixtures.difference(flatten(first), flatten(second)):
             self._note("broadcast", f"broadcast called twice gives two messages: {found}")
-        self._sent += [(f"'{name}' for client {number}", t, t.detach().clone()) for name, t in flatten(second).items()]
+        self._as_sent += [
+            (f"'{name}' for client {number}", t, t.detach().clone()) for name, t in flatten(second).items()
+        ]
         return second
 
     def _upload(self, call: Callable[..., Message], client: Client, trained: Any) -> Message:
         message = call(client, trained)
-        self._all_tensors("upload", "a message", message)
+        self._look_at_message("upload", message)
         self._all_tensors("the method", "a state", client.state)
+        if client.round == 1:
+            self.bytes_up[client.id] = self.bytes_up.get(client.id, 0) + nbytes(message)
         return message
 
     def _aggregate(self, call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
@@ -173,10 +186,10 @@ class Observation:
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
         """As a logger, after a round: who shares memory with whom, and whether what was sent is still what it was."""
         assert self.federation is not None
-        for where, now, before in self._sent:
+        for where, now, before in self._as_sent:
             if not _equal(now, before):
                 self._note("alias", f"the message {where} changed after it was sent")
-        self._sent = []
+        self._as_sent = []
         parties = {"the server's state": storages(self.federation.server.state)}
         for client in self.federation.clients:
             parties[f"client {client.id}'s state"] = storages(client.state)
@@ -202,6 +215,11 @@ class Observation:
                 self._note(kind, str(error))
             except Exception as error:  # of the loss or the oracle, called with what the property makes
                 self._note(kind, f"{self.method.name}: {kind_and_line(error)}")
+
+    def _look_at_message(self, hook: str, message: Message) -> None:
+        self._all_tensors(hook, "a message", message)
+        if found := fixtures.difference(flatten(message), flatten(from_bytes(to_bytes(message)))):
+            self._note("bytes", f"a message is not what it was when it arrives: {found}")
 
     def _all_tensors(self, who: str, where: str, message: Message) -> None:
         """Whether a message or a state holds nothing but tensors."""

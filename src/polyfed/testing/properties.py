@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, clone, first_nonfinite, flatten, from_bytes, nbytes, to_bytes
+from polyfed.core.message import Message, clone, first_nonfinite, flatten
 from polyfed.core.method import Context, Method, Requirements, not_a_hyperparameter
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.server import Server
@@ -389,20 +389,11 @@ def _shared(federation: Federation) -> list[str]:
 
 def begins_alike(kit: ConformanceKit) -> None:
     """What the server sends alike to all in the end it sends alike at first: means of weights drawn apart are noise."""
-    first: dict[int, dict[str, Tensor]] = {}
-    last: dict[int, dict[str, Tensor]] = {}
-
-    def broadcast(call: Callable[..., Message], server: Server, number: int) -> Message:
-        message = call(server, number)
-        if server.exchange == "train":
-            first.setdefault(number, flatten(message))
-            last[number] = flatten(message)
-        return message
-
-    kit.runs(kit.usual, Spy(kit.method, broadcast=broadcast))
-    for name in set.intersection(*(set(sent) for sent in last.values())):
-        begun = [sent[name] for sent in first.values() if name in sent]
-        if len(begun) == len(last) and _all_equal([sent[name] for sent in last.values()]) and not _all_equal(begun):
+    assert kit.base
+    messages = kit.observed.sent.values()
+    for name in set.intersection(*(set(sent[-1]) for sent in messages)):
+        begun = [sent[0][name] for sent in messages if name in sent[0]]
+        if len(begun) == len(messages) and _all_equal([sent[-1][name] for sent in messages]) and not _all_equal(begun):
             kit.fail(f"'{name}' is one for all after the first round and began otherwise for each")
 
 
@@ -571,35 +562,15 @@ def scored_together_alike(kit: ConformanceKit) -> None:
 
 def bytes_metered(kit: ConformanceKit) -> None:
     """The bytes in the records are those of the messages, which survive serializing."""
-    down: dict[int, int] = {}
-    up: dict[int, int] = {}
-    scoring: list[bool] = []
-
-    def watch(count: dict[int, int]) -> Callable[..., Message]:
-        def look(call: Callable[..., Message], first: Any, second: Any) -> Message:
-            message = call(first, second)
-            number = second if isinstance(second, int) else first.id
-            if not scoring:
-                count[number] = count.get(number, 0) + nbytes(message)
-            kit.same(
-                flatten(message), flatten(from_bytes(to_bytes(message))), "a message is not what it was when it arrives"
-            )
-            return message
-
-        return look
-
-    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
-        call(server, uploads)
-        if server.exchange == kit.method.exchanges(server.round)[-1].name:
-            scoring.append(True)
-
-    spy = Spy(kit.method, broadcast=watch(down), upload=watch(up), aggregate=aggregate)
-    federation = kit.runs(kit.usual, spy, SHORT.model_copy(update={"rounds": 1}))
-    metered = federation.history[0]["bytes_by_client"]
+    kit.no_offense("bytes")
+    down, up = kit.observed.bytes_down, kit.observed.bytes_up
+    metered = kit.base.history[0]["bytes_by_client"]
     for number in down:
         found = metered[str(number)]
-        if (found["down"], found["up"]) != (down[number], up[number]):
-            kit.fail(f"client {number}: metered {found}, the messages have {down[number]} down and {up[number]} up")
+        if (found["down"], found["up"]) != (down[number], up.get(number, 0)):
+            kit.fail(
+                f"client {number}: metered {found}, the messages have {down[number]} down and {up.get(number, 0)} up"
+            )
 
 
 def expected_bytes(kit: ConformanceKit) -> None:
@@ -674,17 +645,17 @@ def _matters(kit: ConformanceKit, hyperparameter: str) -> None:
             tried[value] = changes
         if changes and not each:
             break
-    if not tried:
-        kit.fail(
-            f"no other value of the hyperparameter '{hyperparameter}' could be tried; give one in "
-            f"changed_values={{'{hyperparameter}': ...}}"
-        )
     if hyperparameter in kit.no_effect:
         if any(tried.values()):
             kit.fail(
                 f"the hyperparameter '{hyperparameter}' has `no_effect` ({kit.no_effect[hyperparameter]}), "
                 "but changes something"
             )
+    elif not tried:
+        kit.fail(
+            f"no other value of the hyperparameter '{hyperparameter}' could be tried; give one in "
+            f"changed_values={{'{hyperparameter}': ...}}"
+        )
     elif not any(tried.values()) or (each and not all(tried.values())):
         still = [value for value, changes in tried.items() if not changes]
         kit.fail(

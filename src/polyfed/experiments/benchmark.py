@@ -52,7 +52,7 @@ from polyfed.report.benchmark_worth import Worth, worth_of
 from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.results.read import flat_table
 
-__all__ = ["Benchmark", "BenchmarkRequest", "BenchmarkSetting", "benchmark"]
+__all__ = ["Benchmark", "benchmark"]
 
 _LOCAL = "local"
 _NO_WEIGHTS = "run.keep=nothing"  # hundreds of runs' networks fill a disk
@@ -121,11 +121,11 @@ def benchmark(  # noqa: PLR0913 - what a user may choose, each by its name
     if chosen_methods == ():
         raise ConfigError("methods: expected at least one, got none")
     run = {"workers": workers, "executor": executor, "device": device, "loggers": loggers}
-    request = BenchmarkRequest(Path(suite), protocol, names, chosen_methods, place, figures, progress, run)
+    request = _Request(Path(suite), protocol, names, chosen_methods, place, figures, progress, run)
     read_processor_time(figures)  # an error of theirs comes before the first run
-    asked = [BenchmarkSetting(request, name) for name in names if request.methods_of(name)]
+    asked = [_Setting(request, name) for name in names if request.methods_of(name)]
     ready = {setting.name: setting for setting in asked}
-    every = [ready.get(name) or BenchmarkSetting(request, name) for name in protocol.settings]
+    every = [ready.get(name) or _Setting(request, name) for name in protocol.settings]
     _check_named(protocol, every)
     make_folder(figures)
     left = {setting.name: setting.methods for setting in asked}
@@ -143,7 +143,7 @@ def benchmark(  # noqa: PLR0913 - what a user may choose, each by its name
     return Benchmark(place, tuple(map(worth_of, found)) or None, found, files, request.failures, request.unlearnt)
 
 
-def _check_named(protocol: Protocol, settings: Sequence[BenchmarkSetting]) -> None:
+def _check_named(protocol: Protocol, settings: Sequence[_Setting]) -> None:
     """Whether what a suite names can come of it in some setting: primary pairs of rows, and methods alone.
 
     Raises:
@@ -157,43 +157,33 @@ def _check_named(protocol: Protocol, settings: Sequence[BenchmarkSetting]) -> No
             raise ConfigError(f"alone_of: expected methods that send something and are no controls, got {method}")
 
 
-def key_of(method: str, name: str) -> str:
+def _key(method: str, name: str) -> str:
     """What is tuned, as --set names it: a setting of [training], or a hyperparameter of one method."""
     return name if name.startswith("training.") else f"methods.{method}.{name}"
 
 
 @dataclass(frozen=True)
-class BenchmarkRequest:
-    """A suite as it is asked for.
+class _Request:
+    """A suite as it is asked for, and what has become of it so far."""
 
-    Attributes:
-        folder: the suite's. settings: those asked for. methods: likewise; None are all that the settings have.
-        out: the folder of runs. figures: the folder of the settings' files.
-        progress: see `benchmark`. run: its workers, executor, device and loggers.
-        failures, unlearnt: what went wrong so far, see `Benchmark`. failed: folder -> why its run failed.
-        elsewhere: runs at which other processes were found at work.
-    """
-
-    folder: Path
+    folder: Path  # the suite's
     protocol: Protocol
     settings: tuple[str, ...]
-    methods: tuple[str, ...] | None
-    out: Path
-    figures: Path
+    methods: tuple[str, ...] | None  # None: all that the settings have
+    out: Path  # of runs
+    figures: Path  # of the settings' files
     progress: bool
-    run: Mapping[str, Any]
-    failures: dict[str, str] = field(default_factory=dict)
+    run: Mapping[str, Any]  # workers, executor, device, loggers
+    failures: dict[str, str] = field(default_factory=dict)  # as in `Benchmark`
     unlearnt: dict[str, str] = field(default_factory=dict)
-    failed: dict[Path, str] = field(default_factory=dict)
-    elsewhere: list[AtWorkElsewhere] = field(default_factory=list)
+    failed: dict[Path, str] = field(default_factory=dict)  # folder -> why its run failed
+    elsewhere: list[AtWorkElsewhere] = field(default_factory=list)  # runs that other processes were found at
 
     @property
     def watchers(self) -> list[Logger]:
-        """What shows progress."""
         return [Console()] if self.progress else []
 
     def tell(self, line: str) -> None:
-        """A line of progress."""
         for watcher in self.watchers:
             watcher.message(line)
 
@@ -224,7 +214,7 @@ class BenchmarkRequest:
             ConfigError: the recipe is wrong.
         """
         own = self.protocol.settings[setting]
-        tuned = [f"{key_of(method, name)}={to_toml(value)}" for name, value in chosen.items()]
+        tuned = [f"{_key(method, name)}={to_toml(value)}" for name, value in chosen.items()]
         changes = [*self.changes_of(setting), *tuned]
         recipe = Recipe.load(self.folder / own.recipe, changes, preset=own.preset, **self.run)
         shown = [change for change in tuned if change.startswith("training.")]  # the others stand in [method]
@@ -235,18 +225,15 @@ class BenchmarkRequest:
         return [_NO_WEIGHTS, *self.protocol.overrides_of(setting)]
 
 
-class BenchmarkSetting:
+class _Setting:
     """One setting of a suite.
 
-    Args:
-        request: what is asked for. name: the setting's.
-
     Raises:
-        ConfigError: the recipe is wrong, has not all methods, or is not that of the figures that are there; or a method
-            does not take the values that are tried.
+        ConfigError: the recipe has not all methods, or they do not take the values that are tried; or the figures that
+            are there are of another recipe.
     """
 
-    def __init__(self, request: BenchmarkRequest, name: str) -> None:
+    def __init__(self, request: _Request, name: str) -> None:
         self.request = request
         self.name = name
         self.recipe = request.recipe_of(name)
@@ -298,7 +285,7 @@ class BenchmarkSetting:
     def _read_stored(self) -> SettingResult | None:
         """The figures that are there, once it is known that they are of the same recipe."""
         stored = next(iter(read_results(self.request.figures, [self.name])), None)
-        difference = None if stored is None else first_difference(stored.recipe, self.recipe)
+        difference = None if stored is None else _first_difference(stored.recipe, self.recipe)
         if difference is None:
             return stored
         key, there, here = difference
@@ -355,7 +342,7 @@ class BenchmarkSetting:
                 self.name,
                 found,
                 {name: own for name, own in runs.items() if own},
-                recipe=described(self.recipe),
+                recipe=_described(self.recipe),
                 tuning=tuning,
                 trials=trials,
                 order=[self._row_name(one) for one in order],
@@ -408,10 +395,10 @@ class BenchmarkSetting:
 
     def _hyperparameters(self, row: Recipe) -> dict[str, Any]:
         """All hyperparameters of a row's method, and the settings of [training] chosen for it, as figures keep them."""
-        found: dict[str, Any] = as_json(row.to_dict()["method"])
+        found: dict[str, Any] = _as_json(row.to_dict()["method"])
         del found["name"]
         chosen = row.run.overrides[len(self.recipe.run.overrides) :]
-        return found | {".".join(keys): as_json(value) for keys, value in map(parse_override, chosen)}
+        return found | {".".join(keys): _as_json(value) for keys, value in map(parse_override, chosen)}
 
     # tuning ---------------------------------------------------------------------------------------------------------
 
@@ -440,7 +427,7 @@ class BenchmarkSetting:
             chosen = self._search(method, alone, wider, False)
         if chosen is None:
             return None
-        return Tuning(tried=as_json(grid), widened=further, seeds=protocol.tuning_seeds, chosen=as_json(chosen))
+        return Tuning(tried=_as_json(grid), widened=further, seeds=protocol.tuning_seeds, chosen=_as_json(chosen))
 
     def _is_allowed(self, method: str, name: str, value: Any) -> bool:
         """Whether a value beyond those tried is one that the method takes."""
@@ -460,10 +447,10 @@ class BenchmarkSetting:
         setting = request.protocol.settings[self.name]
         changes = {".".join(keys): [value] for keys, value in map(parse_override, request.changes_of(self.name))}
         if alone:
-            changes[key_of(method, "alone")] = [True]
+            changes[_key(method, "alone")] = [True]
         tried = sweep(
             request.folder / setting.recipe,
-            changes | {key_of(method, name): tried for name, tried in values.items()},
+            changes | {_key(method, name): tried for name, tried in values.items()},
             method=method,
             seeds=request.protocol.tuning_seeds,
             out=self._tuning_folder(method, alone),
@@ -479,7 +466,7 @@ class BenchmarkSetting:
         if tried.chosen is None:
             return None
         chosen = tried.chosen  # of what has several values
-        return {name: chosen.get(key_of(method, name), given[0]) for name, given in values.items()}
+        return {name: chosen.get(_key(method, name), given[0]) for name, given in values.items()}
 
     # places ---------------------------------------------------------------------------------------------------------
 
@@ -515,9 +502,9 @@ def one_beyond(values: Sequence[Any], chosen: Any) -> Any:
 # stored figures -----------------------------------------------------------------------------------------------------
 
 
-def first_difference(stored: Mapping[str, Any], recipe: Recipe) -> tuple[str, Any, Any] | None:
+def _first_difference(stored: Mapping[str, Any], recipe: Recipe) -> tuple[str, Any, Any] | None:
     """The first key in which a stored recipe is another than this one: its name, the stored value and this one's."""
-    here = flat_table(described(recipe))
+    here = flat_table(_described(recipe))
     there = flat_table(stored)
     for key, value in there.items():  # first, so that nothing is resolved, or imported, that the recipe does not name
         if here.get(key) != value:
@@ -530,22 +517,22 @@ def first_difference(stored: Mapping[str, Any], recipe: Recipe) -> tuple[str, An
     return None
 
 
-def described(recipe: Recipe) -> dict[str, Any]:
+def _described(recipe: Recipe) -> dict[str, Any]:
     """A recipe as figures keep it: resolved, without method, run and the place of data."""
     found = recipe.choose(_LOCAL).to_dict()
     found["data"].pop("root", None)
-    kept: dict[str, Any] = as_json({name: table for name, table in found.items() if name not in ("method", "run")})
+    kept: dict[str, Any] = _as_json({name: table for name, table in found.items() if name not in ("method", "run")})
     return kept
 
 
 def _with_new_defaults(stored: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """A stored recipe with the keys that have come since, which have their defaults."""
     try:
-        return described(Recipe.from_dict({**stored, "method": {"name": _LOCAL}}, beside=recipe.beside))
+        return _described(Recipe.from_dict({**stored, "method": {"name": _LOCAL}}, beside=recipe.beside))
     except ConfigError:
         return dict(stored)
 
 
-def as_json(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """A value as a JSON file gives it back."""
     return json.loads(json.dumps(value))

@@ -84,7 +84,7 @@ class FedProto(prototypes.PrototypeMethod):
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         counted = self.weighting == "count"
         if self.collected == "after":
-            return self.means(client, counts=counted)
+            return prototypes.upload_means(client, counted)
         weights = trained.sums["weights"]
         seen = weights > 0
         labels = seen.nonzero()[:, 0].cpu()

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import Batch, Context, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Method, TrainingResult, hyperparameters
 from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.functional.class_prototypes import merge, prototype_distance
@@ -40,11 +40,11 @@ from polyfed.methods.building_blocks import prototypes
 
 
 @hyperparameters
-class FedSA(prototypes.PrototypeUploads):
+class FedSA(Method):
     """One anchor per class, drawn apart at the server, for representations and heads."""
 
     card = replace(
-        prototypes.PrototypeUploads.card,
+        prototypes.CARD,
         name="fedsa",
         paper="Zhou et al., AAAI 2025",
         reading=True,
@@ -59,7 +59,10 @@ class FedSA(prototypes.PrototypeUploads):
     # share of its old value that an anchor keeps; 1: anchors stay as drawn, 0: they are the clients' mean means
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.9999
 
+    requirements = prototypes.REQUIREMENTS
+    accepts_stale_uploads = True
     staleness_weighting = "uploads"
+    exposed = prototypes.EXPOSED
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -113,7 +116,7 @@ class FedSA(prototypes.PrototypeUploads):
         return total, sums
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        message = super().upload(client, trained)
+        message = prototypes.upload_means(client)
         rows = get_tensor(message, "prototypes")
         if len(rows) > 1:
             client.state["gap"] = mean_nearest_distance(rows)

@@ -1,7 +1,7 @@
 """Rows by class: what clients send and a server remembers of them, and learning towards class prototypes.
 
-`PrototypeUploads` is the upload of class means alone (FedSA). `PrototypeMethod` is a whole method but for how
-the server makes its prototypes (FedProto); `TrainedPrototypes` trains them (FedTGP, FedORGP):
+`PrototypeMethod` is a whole method but for how the server makes its prototypes (FedProto); `TrainedPrototypes` trains
+them (FedTGP, FedORGP). FedSA takes the functions alone:
 
 Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
            C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
@@ -107,49 +107,44 @@ def mask_owned_classes(server: Server, client_id: int, labels: Tensor) -> Tensor
     return torch.isin(labels, members(server.state, _OWNED).get(str(client_id), labels))
 
 
-class PrototypeUploads(Method):
-    """Clients upload the class means of their trained networks' representations: "labels" and "prototypes" (S, D)."""
+def upload_means(client: Client, counts: bool = False) -> Message:
+    """The class means of the network's representations of its training rows, as "prototypes" (S, D)."""
+    z = representations(client.model, client.data.train, client.prepare)
+    return class_means_message(client, z, "prototypes", counts)
 
-    card = MethodCard(
-        differs="anything; equal feature width",
-        down="C D + C",
-        up="S D + S",
-        form={"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS},
-        unaligned_entries=("prototypes",),
-    )
 
-    @property
-    def requirements(self) -> Requirements:
-        instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
-        return Requirements(
-            split_model=True, same_feature_dim=True, classes="its prototypes are means of classes", hint=instead
-        )
-
-    accepts_stale_uploads = True  # a prototype of an earlier round is one like any other
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        """The means of the trained network's representations."""
-        return self.means(client, counts=False)
-
-    def means(self, client: Client, counts: bool) -> Message:
-        """The class means of a pass over the training rows, with the number of rows behind each if `counts`."""
-        z = representations(client.model, client.data.train, client.prepare)
-        return class_means_message(client, z, "prototypes", counts)
-
-    @property
-    def exposed(self) -> Exposed | None:
-        return Exposed("prototypes", "prototypes", lambda client: as_split_model(client.model).represent)
+# for methods that upload such means
+CARD = MethodCard(
+    differs="anything; equal feature width",
+    down="C D + C",
+    up="S D + S",
+    form={"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS},
+    unaligned_entries=("prototypes",),
+)
+REQUIREMENTS = Requirements(
+    split_model=True,
+    same_feature_dim=True,
+    classes="its prototypes are means of classes",
+    hint="set models.feature_dim to add a projection, or use fedhenn, which compares kernels",
+)
+EXPOSED = Exposed("prototypes", "prototypes", lambda client: as_split_model(client.model).represent)
 
 
 @hyperparameters
-class PrototypeMethod(PrototypeUploads):
+class PrototypeMethod(Method):
     """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
+
+    card = CARD
 
     # weight of the mean squared distance to the prototype of the sample's class; 0: training is Local's, bit for bit
     prototype_weight: Annotated[float, Field(ge=0)] = 1.0
     # predict by the nearest prototype, or by the head; the other one is evaluated, too
     predictor: Literal["prototype", "head"] = "prototype"
     candidates: Literal["all", "own"] = "all"  # prototypes to choose from; "own": those of the client's classes
+
+    requirements = REQUIREMENTS
+    accepts_stale_uploads = True  # a prototype of an earlier round is one like any other
+    exposed = EXPOSED
 
     @property
     def evaluation_stage(self) -> Stage:
@@ -210,6 +205,10 @@ class PrototypeMethod(PrototypeUploads):
     def prototype_scores(self, z: Tensor, prototypes: Tensor, labels: Tensor, classes: int) -> Tensor:
         """Scores (N, C) of representations z (N, D) by the prototypes (S, D) of `labels` (S,)."""
         return nearest_prototype_scores(z, prototypes, labels, classes)
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        """The class means of the trained network's representations."""
+        return upload_means(client)
 
     def nbytes_in_paper(self, message: Message) -> int:
         """Prototypes of the client's own classes alone: no labels, no counts, nothing for choosing among the others."""

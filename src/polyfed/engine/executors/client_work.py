@@ -74,9 +74,7 @@ def run_job(
     work = ClientWork(job, method, model_factory)
     work.seed_layers()
     work.receive()
-    (work.client.context,) = contexts_on([work.client.context], model_factory.device)
     work.train(training)
-    work.make_upload()
     return work.finish(fresh)
 
 
@@ -84,9 +82,7 @@ class ClientWork:
     """One job under way, step by step.
 
     Attributes:
-        client: the working copy; the template of its network holds its weights.
-        trained: the result of its training. after: the network's tensors after that.
-        message: what the method uploads; None: nothing. refused: why nothing of the job counts.
+        client: the working copy; the template of its network holds its weights. trained: the result of its training.
     """
 
     def __init__(self, job: TrainJob, method: Method, model_factory: ModelFactory) -> None:
@@ -97,13 +93,7 @@ class ClientWork:
         self.client = working_copy(job.client, job.variant, model_factory, self._before)
         self.client.round, self.client.exchange = job.round, job.exchange.name
         self.trained = TrainingResult()
-        self.after: Mapping[str, Tensor] = {}
-        self.message: Message | None = None
-        self.refused: str | None = None
-        self._score: Score | None = None
         self._operations = 0
-        self._unchanged: Tensor | None = None  # without training, whether the weights are those from before
-        self._largest: list[Tensor] = []  # magnitude of what stays on the device of the upload, if anything does
 
     def seed_layers(self) -> None:
         """Make global random generators the client's own from now on, for what its layers draw in this job."""
@@ -127,78 +117,90 @@ class ClientWork:
                 self._operations += training_operations(client, method, client.context, phases, block)
 
     def train(self, training: Callable[[ClientWork], TrainingResult] | None = None) -> None:
-        """Train, where the exchange does."""
-        if self.job.exchange.trains:
-            with self.stage("training"):
-                self.trained = (training or _train)(self)
-
-    @timed("messages")
-    def make_upload(self) -> None:
-        """Judge the training, score the client, make its upload; its new weights are in the template."""
-        client, job = self.client, self.job
-        self.after = self.model_factory.state(client.architecture, job.variant)
+        """Train, where the exchange does. training: see `run_job`."""
+        client, factory = self.client, self.model_factory
+        (client.context,) = contexts_on([client.context], factory.device)
+        if not self.job.exchange.trains:
+            return
         with self.stage("training"):
-            self._check_shapes()
-        self.refused = self._fault()
-        if self.refused is None and job.scores and len(client.data.test):
-            with self.stage("scoring"):
-                (self._score,) = evaluate_model(client, self.method, [part_of(client, "test")], job.figures)
-        if self.refused is None and job.uploads:  # a model of NaN sends nothing: its upload could be anything
-            with self.stage("uploading"), self._counting() as done:
-                self.message = self.method.upload(client, self.trained)
-            self._operations += 0 if done is None else done.count
-            with self.stage("uploading"):
-                tensors = tensors_of(self.message)
-                places = places_of(tensors, job.device)
-                staying = [t for t, place in zip(tensors, places, strict=True) if place.type != "cpu" and t.numel()]
-                there = move_together(staying, [job.device] * len(staying))  # a method may make some in main memory
-                self._largest = [largest_entry(there)] if there else []
-        if not job.exchange.trains:  # asked later, so that nobody waits for a device now
-            there = move_together([self._before[name] for name in self.after], [t.device for t in self.after.values()])
-            same = [(one == other).all() for one, other in zip(there, self.after.values(), strict=True)]
-            self._unchanged = torch.stack(same).all()
+            if training is not None:
+                self.trained = training(self)
+            else:
+                phases = self.job.exchange.phases
+                self.trained = train(client, self.method, client.context, phases=phases, step=factory.training)
 
     @timed("messages")
     def finish(self, fresh: Callable[[], WeightRow]) -> JobResult:
-        """What was made leaves the device, and plugins encode the upload. fresh: see `run_job`."""
+        """Judge the training, score the client, make its upload; then all of it leaves the device.
+
+        Its new weights are in the template until then. fresh: see `run_job`.
+        """
         client, job = self.client, self.job
+        after = self.model_factory.state(client.architecture, job.variant)
+        with self.stage("training"):
+            self._check_shapes(after)
+        refused = self._fault(after)
+        score = self._scored() if refused is None and job.scores and len(client.data.test) else None
+        # a model of NaN sends nothing, as its upload could be anything
+        made = self._uploaded() if refused is None and job.uploads else None
+        largest = self._largest_on_device(made)
+        unchanged = [] if job.exchange.trains else [self._is_as_before(after)]
         message = freeze({})
-        refused = self.refused
-        weights = job.client.weights
-        largest = 0.0
+        row = None
         with copy_once():  # what is uploaded of the network's tensors is not copied once more to be kept
             with self.stage("uploading"):
-                leaving = self._leaving()
+                leaving = [*self._leaving(made), *largest, *unchanged]
                 move_together(leaving, [_CPU] * len(leaving))  # in one copy for each type
-            unchanged = self._unchanged is not None and bool(move_together([self._unchanged], [_CPU])[0])
-            row = None
-            if refused is None and job.uploads and not unchanged:
-                row = fresh().write(self.after)
+            is_unchanged = any(map(bool, move_together(unchanged, [_CPU] * len(unchanged))))
+            if refused is None and job.uploads and not is_unchanged:
+                row = fresh().write(after)
+            size = sum(map(float, move_together(largest, [_CPU] * len(largest))))
             with self.stage("uploading"):
-                if self.message is not None:
-                    largest = sum(map(float, move_together(self._largest, [_CPU] * len(self._largest))))
-                    own = clone(self.message, self._held(row), job.device)  # shares the row with the network
-                    message, refused = self._encoded(own, largest)
+                if made is not None:
+                    own = clone(made, self._held(after, row), job.device)  # shares the row with the network
+                    message, refused = self._encoded(own, size)
                 if row is not None and not row.is_intact:
                     raise RunError("a plugin wrote into the upload that it was given; it must make another one")
-            if row is not None and refused is None:
-                weights = row
-            single = {} if refused else move_group(_scalar_sums(self.trained.sums), "cpu")
-            sums = {name: float(value) for name, value in single.items()}
+            sums = {} if refused else move_group(_scalar_sums(self.trained.sums), "cpu")
             state = contiguous(client.state)
         return JobResult(
             client.id,
             message,
-            weights,
+            job.client.weights if row is None or refused is not None else row,
             state,
             self.trained,
             sent_nbytes(self.method, message),
-            sums,
-            None if refused else self._score,
+            {name: float(value) for name, value in sums.items()},
+            None if refused else score,
             refused,
-            largest=largest,
+            largest=size,
             operations=self._operations,
         )
+
+    def _scored(self) -> Score:
+        with self.stage("scoring"):
+            (score,) = evaluate_model(self.client, self.method, [part_of(self.client, "test")], self.job.figures)
+            return score
+
+    def _uploaded(self) -> Message:
+        with self.stage("uploading"), self._counting() as done:
+            made = self.method.upload(self.client, self.trained)
+        self._operations += 0 if done is None else done.count
+        return made
+
+    def _largest_on_device(self, made: Message | None) -> list[Tensor]:
+        """The largest magnitude of what of an upload stays on a device, if anything does."""
+        with self.stage("uploading"):
+            tensors = tensors_of(made or {})
+            places = places_of(tensors, self.job.device)
+            staying = [t for t, place in zip(tensors, places, strict=True) if place.type != "cpu" and t.numel()]
+            there = move_together(staying, [self.job.device] * len(staying))  # a method may make some in main memory
+            return [largest_entry(there)] if there else []
+
+    def _is_as_before(self, after: Mapping[str, Tensor]) -> Tensor:
+        """Whether weights are those from before, on their device, so that nobody waits for it now."""
+        before = move_together([self._before[name] for name in after], [t.device for t in after.values()])
+        return torch.stack([(one == other).all() for one, other in zip(before, after.values(), strict=True)]).all()
 
     @contextlib.contextmanager
     def stage(self, stage: str) -> Iterator[None]:
@@ -208,18 +210,17 @@ class ClientWork:
         except Exception as error:
             raise placed(error, self.client, stage, self.job.round) from error
 
-    def _leaving(self) -> list[Tensor]:
-        """What goes to main memory beside the weights: message, state, and what the record needs."""
-        unchanged = [] if self._unchanged is None else [self._unchanged]
+    def _leaving(self, made: Message | None) -> list[Tensor]:
+        """What goes to main memory beside the weights: upload, state, and what the record needs."""
         sums = _scalar_sums(self.trained.sums).values()
-        tensors = tensors_of(self.message or {})
+        tensors = tensors_of(made or {})
         places = places_of(tensors, self.job.device)
         message = [tensor for tensor, place in zip(tensors, places, strict=True) if place.type == "cpu"]
-        return [*message, *tensors_of(self.client.state), *sums, *self._largest, *unchanged]
+        return [*message, *tensors_of(self.client.state), *sums]
 
-    def _check_shapes(self) -> None:
+    def _check_shapes(self, after: Mapping[str, Tensor]) -> None:
         """Whether the network's tensors have kept their shapes, which a forward may only change late."""
-        for name, tensor in self.after.items():
+        for name, tensor in after.items():
             before = self._before[name].shape
             if tensor.shape != before:
                 raise RunError(
@@ -227,7 +228,7 @@ class ClientWork:
                     f"{tuple(tensor.shape)}; give it its full size in __init__"
                 )
 
-    def _fault(self) -> str | None:
+    def _fault(self, after: Mapping[str, Tensor]) -> str | None:
         """Why the client's work counts for nothing, if it does."""
         if self.job.exchange.trains and self.trained.steps == 0:
             return "no training step: too few samples for a batch of this model"
@@ -235,7 +236,7 @@ class ClientWork:
             return f"the training loss is {self.trained.loss}"
         if self.trained.is_finite:
             return None
-        name = first_nonfinite({"model": self.after})
+        name = first_nonfinite({"model": after})
         return None if name is None else f"the model is not finite ('{name}')"
 
     def _encoded(self, made: Message, largest: float) -> tuple[Message, str | None]:
@@ -256,21 +257,16 @@ class ClientWork:
             return freeze({}), str(problem)
         return upload, None
 
-    def _held(self, row: WeightRow | None) -> dict[Hashable, Tensor]:
+    def _held(self, after: Mapping[str, Tensor], row: WeightRow | None) -> dict[Hashable, Tensor]:
         """What a row has of the network's tensors in the plain order, for `clone` of an upload, which shares it."""
         device = self.job.device
         if row is None or row.bytes.device != device:
             return {}
-        pairs = [(memory_key(tensor, device), row.views[name]) for name, tensor in self.after.items()]
+        pairs = [(memory_key(tensor, device), row.views[name]) for name, tensor in after.items()]
         return {key: view for key, view in pairs if view.is_contiguous()}
 
     def _counting(self) -> AbstractContextManager[OperationCounter | None]:
         return OperationCounter() if self.job.counted else contextlib.nullcontext()
-
-
-def _train(work: ClientWork) -> TrainingResult:
-    client, phases = work.client, work.job.exchange.phases
-    return train(client, work.method, client.context, phases=phases, step=work.model_factory.training)
 
 
 # working copies ---------------------------------------------------------------------------------------------------

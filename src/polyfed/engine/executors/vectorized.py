@@ -182,7 +182,6 @@ class VectorizedExecutor:
             work.client.bound = train_mode(model_factory.load(architecture, variant, own))
             work.trained = trained[place]
             work.seed_layers()
-            work.make_upload()
             yield work.finish(fresh)
 
     def _say_once(self, text: str) -> None:

@@ -19,13 +19,15 @@ from tests.project.test_pages import follow
 
 @WITH_FLOWER
 @pytest.mark.usefixtures("_reader")
-def test_the_app_of_flower_has_the_accuracy_of_polyfeds_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_app_of_flower_has_the_accuracy_of_polyfeds_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In every round; server and clients in this process."""
     from flwr.app import Context, Message, RecordDict
     from flwr.serverapp import Grid
     from flwr.supercore.task_identity import TaskIdentity
 
-    follow("docs/coming-from-flower.md", code=False, run=False)
+    follow("docs/coming-from-flower.md", code=False, run=False, capsys=capsys)
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 0)
     import client_app  # type: ignore[import-not-found]

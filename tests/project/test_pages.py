@@ -7,7 +7,6 @@ methods; those of three pages are run with fewer rounds and rows in the slow tes
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
 import runpy
@@ -103,11 +102,18 @@ def _reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unrendered: None) -
             del sys.modules[name]
 
 
-def follow(page: str, code: bool, run: bool, fewer: Mapping[str, list[str]] | None = None) -> None:
+def follow(
+    page: str,
+    code: bool,
+    run: bool,
+    capsys: pytest.CaptureFixture[str],
+    fewer: Mapping[str, list[str]] | None = None,
+) -> None:
     """Take the blocks of a page in order.
 
     Args:
         page: its path. code: whether its Python is run. run: whether its commands are run, or else parsed.
+        capsys: has what a command that fails says.
         fewer: command -> options to add, for less work.
     """
     names: dict[str, object] = {"__name__": page}
@@ -124,20 +130,16 @@ def follow(page: str, code: bool, run: bool, fewer: Mapping[str, list[str]] | No
                     runpy.run_path(words[1], run_name="__main__")
                 elif words[0] == "polyfed" and (not run or (fewer is None and "recipes/" in " ".join(words))):
                     check(words)
-                elif words[0] == "polyfed" and not needs_onnx(words):
-                    assert cli.status([*words[1:], *(fewer or {}).get(words[1], [])]) == 0, words
-
-
-def needs_onnx(words: Sequence[str]) -> bool:
-    """Whether a command writes a file for which the extra `onnx` is missing here."""
-    return any(word.endswith(".onnx") for word in words) and importlib.util.find_spec("onnxscript") is None
+                elif words[0] == "polyfed" and cli.status([*words[1:], *(fewer or {}).get(words[1], [])]) != 0:
+                    error = capsys.readouterr().err
+                    assert "pip install 'polyfed[" in error, (words, error)  # an extra is not installed here
 
 
 @pytest.mark.usefixtures("_reader")
 @pytest.mark.parametrize("page", PAGES)
-def test_the_page_can_be_followed(page: str) -> None:
+def test_the_page_can_be_followed(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
-    follow(page, page not in WITHOUT_CODE, page in COMMANDS_RUN)
+    follow(page, page not in WITHOUT_CODE, page in COMMANDS_RUN, capsys)
     if page in ROUNDING:
         files = sorted(Path("runs/mine/models").glob("*-???.safetensors"))
         assert len(files) >= 4
@@ -155,8 +157,8 @@ FEWER = {"run": _RUN, "plot": [], "compare": [*_RUN, "--seeds", "0"], "sweep": [
 @pytest.mark.timeout(1800)  # minutes on a busy machine
 @pytest.mark.usefixtures("_reader")
 @pytest.mark.parametrize("page", SLOW)
-def test_the_commands_of_the_page_run(page: str) -> None:
-    follow(page, True, True, FEWER)
+def test_the_commands_of_the_page_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    follow(page, True, True, capsys, FEWER)
 
 
 # what pages and messages name -----------------------------------------------------------------------------------------

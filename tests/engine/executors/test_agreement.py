@@ -51,7 +51,6 @@ def gentle(name: str) -> Method:
 
 
 CLOSE = 1e-5  # of the largest entry
-ALONE = {"fedin"}  # methods that train client by client, in docs/architecture.md
 TRAINING = Training(rounds=3, local_epochs=2, batch_size=8, lr=0.1, momentum=0.5, weight_decay=0.01)
 STAGES = Evaluation(extra_stages=["received", "after_training", "personal"], metrics=["f1", "auc", "confusion"])
 UNRELIABLE = Availability(dropout_rate=0.2, dropout_stage="after", late_joiners=1)

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, get_group
-from polyfed.core.method import Batch, Context, Method, StepResult, TrainingResult
+from polyfed.core.message import Message
+from polyfed.core.method import Batch, Context, Method, StepResult
 from polyfed.core.modules import FrozenModel
 from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
@@ -27,14 +27,13 @@ from polyfed.engine.executors.stacked_clients import StackedPhase
 from polyfed.engine.executors.stacked_loss import StackedContext
 from polyfed.engine.executors.vectorized import VectorizedExecutor
 from polyfed.engine.federation import Federation
-from polyfed.engine.plugin import Plugin
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods import MOON, FedAvg, FedSelect, Local
 from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Availability
 from polyfed.testing.fixtures import all_state, difference, grouped
-from tests.engine.executors.test_agreement import ALONE, CLOSE, near
+from tests.engine.executors.test_agreement import CLOSE, near
 from tests.helpers import toys
 from tests.helpers.quick import others_slow
 from tests.helpers.told import Told
@@ -89,12 +88,6 @@ def of_toys(
         return federation
 
     return run
-
-
-def test_the_page_names_those_that_train_alone() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    (said,) = re.findall(r"Of the methods here all but (.*?) train stacked", " ".join(page.split()))
-    assert {name.lower() for name in re.findall(r"\w+", said)} == ALONE
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", pytest.param("adamw", marks=pytest.mark.slow)])
@@ -248,12 +241,6 @@ def test_masks_that_grow_apart_are_stacked(aggregation: Any, client_fraction: fl
     assert max(stacks) > 1
 
 
-class Diverges(Local):
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        log_p = torch.log_softmax(model(batch.x), 1)
-        return F.kl_div(log_p, F.one_hot(batch.y, log_p.shape[1]).float(), reduction="batchmean")
-
-
 class Asks(Local):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         loss = cross_entropy(model(batch.x), batch.y, batch.w)
@@ -339,8 +326,7 @@ class RunningMean(nn.Module):
 @pytest.mark.parametrize(
     ("method", "net", "reason"),
     [
-        (Diverges(), "shallow", r"its loss cannot be vectorized \(\w+: "),
-        (Asks(), "shallow", r"its loss cannot be vectorized \(RuntimeError: vmap: .*item"),
+        (Asks(), "shallow", r"its training cannot be vectorized \(RuntimeError: vmap: .*item"),
         (LooksAtWeights(), "shallow", "meta tensor"),
         (SomeOfThem(), TwoHeads, "a gradient in the steps of some clients only"),
         (SecondGradient(), "shallow", r"its `gradients` wants more of the network \('parameters'\)"),
@@ -420,33 +406,6 @@ def test_a_loss_that_is_no_function_is_found_out() -> None:
     told = Told()
     of_toys(Remembers(), training=TWO_ROUNDS)(executor="vectorized", loggers=[told])
     assert re.search("not those of one after the other", told.messages[0])
-
-
-class Rewriting(FedAvg):
-    """Uploads after it has changed the network, once more by what it uploads."""
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        with torch.no_grad():
-            for parameter in client.model.parameters():
-                parameter.mul_(2).add_(client.id)
-        return super().upload(client, trained)
-
-
-class Weighing(Plugin):
-    """Scales what a client sends by a weight of the network that it has at work."""
-
-    name = "weighing"
-
-    def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
-        scale = next(client.model.parameters()).detach().cpu().abs().mean()
-        scaled = {name: scale * t for name, t in get_group(upload, "model").items()}
-        return {**upload, "model": scaled}
-
-
-def test_uploads_are_made_and_changed_with_each_client_at_work() -> None:
-    """One client after the other is at work, before any upload is taken in."""
-    same(of_toys(Rewriting(), training=TWO_ROUNDS))
-    same(of_toys(Rewriting(), training=TWO_ROUNDS, plugins=[Weighing()]))
 
 
 def test_contexts_are_stacked_or_shared() -> None:

@@ -3,8 +3,6 @@
 A step of small networks is some hundred kernels of a few microseconds each, which take longer to be launched than to
 run. A CUDA graph launches them as one. It knows addresses and no values: whatever changes from step to step, or from
 round to round, must lie in tensors that it was captured with.
-
-Shapes: K clients, S steps of a phase.
 """
 
 from __future__ import annotations
@@ -61,8 +59,7 @@ class Recordings:
 
     def worthwhile(self, label: Hashable, network: nn.Module) -> bool:
         """Whether steps are recorded; those of dropout layers are not, as a graph has the states of no generator."""
-        parameter = next(network.parameters(), None)
-        on_gpu = parameter is not None and parameter.is_cuda
+        on_gpu = any(parameter.is_cuda for parameter in network.parameters())
         return RECORDS and on_gpu and label not in self.refused and not dropout_layers(network)
 
     def forget(self, label: Hashable) -> bool:
@@ -127,13 +124,8 @@ class Recordings:
     def _recorded(
         self, state: StackState, number: int, moving: StackedContext, step: Step, keeps: object
     ) -> _Recording:
-        """The step as a graph, which does what the step does when it is launched; the state is as before.
-
-        Raises:
-            RuntimeError: it cannot be recorded.
-        """
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        """The step as a graph, which does what the step does when it is launched; the state is as before."""
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         moving = moving.holding([tensor.clone() for tensor in moving.tensors])
         state.number.fill_(number)
         written = state.written()
@@ -155,9 +147,9 @@ class Recordings:
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream):  # nothing is computed
                     sums = step(moving)
                 graph.replay()
+            count = len(state.tensors)
+            parts = (slice(count), slice(count, count + len(state.optimizer.tensors())))
             current.wait_stream(stream)
-            weights = len(state.tensors)
-            parts = (slice(weights), slice(weights, weights + len(state.optimizer.tensors())))
             if not all(_is_same_step(written[part], launched[part], before[part]) for part in parts):
                 raise RuntimeError("replayed, its step gives other numbers than launched")
         finally:

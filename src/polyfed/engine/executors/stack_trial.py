@@ -10,7 +10,6 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,23 +19,23 @@ from polyfed.core.modules import load_state
 from polyfed.core.randomness import drawn_of_others, seeded_global_rng
 from polyfed.engine.executors.stack_data import ClientProgress, PhaseData
 from polyfed.engine.executors.stacked_loss import Gradients, StackedContext, StackedLoss, Tensors, all_sums
-from polyfed.errors import kind_and_line
 from polyfed.functional.modes import has_batchnorm, without_dropout
 
-_MODULES_OWN = frozenset(vars(nn.Module()))  # attributes that every layer has
 _CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
 _ELSEWHERE, _HALF = 1e-2, 1e-1  # where products may be taken in reduced precision, and where they are asked to be
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two clients of a phase; twice the same one, where it is alone.
+@dataclass
+class Trial:
+    """A step of a pair of clients of a phase; twice the same one, where it is alone.
 
-    places: in the phase. tensors: copies of theirs, (2, ...) by name; those that train take a gradient. chosen: the
-    rows of the batch that each has in this step. hidden: names in their contexts that the loss does not get. static,
-    inputs: their contexts, in the phase and in this step alone.
+    places: in the phase. walks: theirs. tensors: copies of theirs, (2, ...) by name; those that train take a gradient.
+    chosen: the rows of the batch that each has in this step. static, inputs: their contexts, in the phase and in this
+    step alone.
     """
 
+    loss: StackedLoss
+    data: PhaseData
     places: Sequence[int]
     walks: Sequence[ClientProgress]
     tensors: Tensors
@@ -44,64 +43,48 @@ class Pair:
     static: StackedContext
     inputs: Sequence[Context]
 
-
-def try_step(loss: StackedLoss, pair: Pair, data: PhaseData) -> bool:
-    """Take a step with the pair one after the other, and as one.
-
-    Returns:
-        Whether rows of weight 0 change nothing, so that batches may be filled up with them.
-
-    Raises:
-        NotVectorizable: the results differ, or the step cannot be taken as one.
-    """
-    try:
-        with seeded_global_rng(0):  # dropout draws nothing of the training's
-            return _Trial(loss, pair, data).fills()
-    except (NotVectorizable, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # also one of the method's own, which shows when the client trains alone
-        what = "its own way to take gradients" if loss.has_own_gradients else "its loss"
-        raise NotVectorizable(f"{what} cannot be vectorized ({kind_and_line(error)})") from error
-
-
-class _Trial:
-    """Of one step: as many rows of each of the pair, few enough for others to be added with weight 0."""
-
-    def __init__(self, loss: StackedLoss, pair: Pair, data: PhaseData) -> None:
-        self._loss, self._pair, self._data = loss, pair, data
-        self._can_fill = not has_batchnorm(loss.network)
-        count = min(map(len, pair.chosen))
-        if self._can_fill:
-            most = max(data.counts[place] for place in pair.places)
-            count = max(1, min(count, pair.walks[0].client.training.batch_size // 2, most // 2))
+    def __post_init__(self) -> None:
+        count = min(map(len, self.chosen))
+        self._can_fill = not has_batchnorm(self.loss.network)
+        if self._can_fill:  # few enough rows for others to be added with weight 0
+            most = max(self.data.counts[place] for place in self.places)
+            count = max(1, min(count, self.walks[0].client.training.batch_size // 2, most // 2))
         self._count = count
-        self._chosen = [rows[:count] for rows in pair.chosen]
+        self.chosen = [rows[:count] for rows in self.chosen]
 
     def fills(self) -> bool:
-        """See `try_step`."""
-        with without_dropout(self._loss.network):
+        """Take the step with the pair one after the other, and as one.
+
+        Returns:
+            Whether rows of weight 0 change nothing, so that batches may be filled up with them.
+
+        Raises:
+            NotVectorizable: the results differ.
+        """
+        with seeded_global_rng(0), without_dropout(self.loss.network):  # nothing is drawn of the training's
             expected = self._taken_alone()
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
-                different = self._difference(self._chosen, expected)
+                different = self._difference(self.chosen, expected)
             if different:
                 raise NotVectorizable(f"the {different} of two clients as one are not those of one after the other")
             fills = self._can_fill and self._is_same_when_filled(expected)
-        if self._loss.drops:
-            self._as_one(self._chosen)
+        if self.loss.drops:
+            with seeded_global_rng(0):
+                self._as_one(self.chosen)
         return fills
 
     def _taken_alone(self) -> list[tuple[StepResult, Tensors]]:
         """Each client's own step, and the buffers that it leaves."""
-        network, tensors = self._loss.network, self._pair.tensors
+        network, tensors = self.loss.network, self.tensors
         found = []
         before = drawn_of_others()
-        for row, (place, walk) in enumerate(zip(self._pair.places, self._pair.walks, strict=True)):
+        for row, (place, walk) in enumerate(zip(self.places, self.walks, strict=True)):
             load_state(network, {name: t[row].detach() for name, t in tensors.items()})
-            stacked, _ = self._data.trial_batch([place], [self._chosen[row]], self._count)
+            stacked, _ = self.data.trial_batch([place], [self.chosen[row]], self._count)
             batch = Batch(*(t[0] for t in stacked if t is not None))
-            with self._loss.block():
-                step = self._loss.method.gradients(network, batch, {**walk.client.context, **self._pair.inputs[row]})
+            with self.loss.block():
+                step = self.loss.method.gradients(network, batch, {**walk.client.context, **self.inputs[row]})
             left = own_tensors(network).items()
             found.append((step, {name: t.clone() for name, t in left if not tensors[name].requires_grad}))
         if drawn_of_others() != before:
@@ -109,21 +92,21 @@ class _Trial:
         return found
 
     def _as_one(self, chosen: Sequence[Tensor]) -> Gradients:
-        batch, shares = self._data.trial_batch(self._pair.places, chosen, self._count)
-        return self._loss(self._pair.tensors, batch, shares, self._pair.static, StackedContext(self._pair.inputs))
+        batch, shares = self.data.trial_batch(self.places, chosen, self._count)
+        return self.loss(self.tensors, batch, shares, self.static, StackedContext(self.inputs))
 
     def _difference(self, chosen: Sequence[Tensor], expected: Sequence[tuple[StepResult, Tensors]]) -> str:
         """What of a step as one is not that of the clients one by one, "" where all is; the pair keeps its buffers.
 
         A buffer that forward assigns anew (self.x = ...), and does not write into, would be dropped.
         """
-        tensors = self._pair.tensors
+        tensors = self.tensors
         begun = {name: t.clone() for name, t in tensors.items() if not t.requires_grad}
         found = self._as_one(chosen)
         left = {name: tensors[name] for name in begun}
         tensors.update(begun)
         kind = found.losses.device.type
-        with self._loss.block():
+        with self.loss.block():
             close = _HALF if torch.is_autocast_enabled(kind) else _CLOSE.get(kind, _ELSEWHERE)
         for row, (step, buffers) in enumerate(expected):
             if not _is_same_step(found, row, step, close):
@@ -134,11 +117,11 @@ class _Trial:
 
     def _is_same_when_filled(self, expected: Sequence[tuple[StepResult, Tensors]]) -> bool:
         """Whether other rows of weight 0, as many as there are rows, change nothing for one of the pair."""
-        for row, place in enumerate(self._pair.places):
-            extra = self._data.unlike(place, self._chosen[row])
+        for row, place in enumerate(self.places):
+            extra = self.data.unlike(place, self.chosen[row])
             if not len(extra):
                 continue
-            chosen = [*self._chosen]
+            chosen = [*self.chosen]
             chosen[row] = torch.cat([chosen[row], extra[: self._count]])
             try:
                 return not self._difference(chosen, expected)
@@ -182,25 +165,17 @@ def own_tensors(module: nn.Module) -> Tensors:
 
 @contextlib.contextmanager
 def attributes_kept(network: nn.Module) -> Iterator[None]:
-    """What layers note in their attributes within the block is gone afterwards.
+    """What layers note in their attributes within the block is gone afterwards, also in lists and dictionaries.
 
     Tensors that `torch.vmap` has made could be neither used nor copied outside it.
     """
-    before = [(layer, _attributes(layer)) for layer in network.modules()]
-    filled = [(v, copy.copy(v)) for _, own in before for v in own.values() if isinstance(v, list | dict)]
+    ours = vars(nn.Module()).keys()  # what every layer has is kept as it is
+    before = [(vars(layer), {k: v for k, v in vars(layer).items() if k not in ours}) for layer in network.modules()]
+    copies = [{name: copy.copy(v) if type(v) in (list, dict) else v for name, v in own.items()} for _, own in before]
     try:
         yield
     finally:
-        for layer, own in before:
-            for name in _attributes(layer).keys() - own.keys():
-                delattr(layer, name)
-            vars(layer).update(own)
-        for value, content in filled:
-            value.clear()
-            put_in = value.extend if isinstance(value, list) else value.update
-            put_in(content)
-
-
-def _attributes(layer: nn.Module) -> dict[str, Any]:
-    """What a layer has besides what every layer has."""
-    return {name: value for name, value in vars(layer).items() if name not in _MODULES_OWN}
+        for (held, own), copied in zip(before, copies, strict=True):
+            for name in held.keys() - ours - own.keys():
+                del held[name]
+            held.update(copied)

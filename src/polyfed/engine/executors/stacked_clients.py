@@ -27,7 +27,7 @@ from polyfed.core.method import Context, Method, NotVectorizable, Phase, Trainin
 from polyfed.core.modules import trainable_parameters
 from polyfed.engine.executors.recorded_step import Recordings
 from polyfed.engine.executors.stack_data import ClientProgress, PhaseData, StackState, index_of, pick
-from polyfed.engine.executors.stack_trial import Pair, try_step
+from polyfed.engine.executors.stack_trial import Trial
 from polyfed.engine.executors.stacked_loss import (
     Gradients,
     StackedContext,
@@ -37,7 +37,6 @@ from polyfed.engine.executors.stacked_loss import (
     structure,
 )
 from polyfed.engine.local_training import train_only
-from polyfed.errors import kind_and_line
 from polyfed.functional.device_copies import move_mappings
 from polyfed.profiling import timed
 
@@ -231,16 +230,11 @@ class StackedPhase:
         if not self._draws:
             return ()
         found = []
-        try:
-            for walk in self._walks[:going]:
-                client = copy.copy(walk.client)
-                client.bound = self._stack.outline
-                found.append(self._loss.method.step_inputs(client, walk.steps + step, walk.draws))
-            return move_mappings(found, self._stack.device)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # also one of the method's own, which shows when the client trains alone
-            raise NotVectorizable(f"its `step_inputs` fails without weights ({kind_and_line(error)})") from error
+        for walk in self._walks[:going]:
+            client = copy.copy(walk.client)
+            client.bound = self._stack.outline
+            found.append(self._loss.method.step_inputs(client, walk.steps + step, walk.draws))
+        return move_mappings(found, self._stack.device)
 
     def _together(self, step: int, going: int, inputs: Sequence[Context]) -> list[list[int]]:
         """The places of those whose steps are taken as one."""
@@ -269,18 +263,16 @@ class StackedPhase:
             pair = sorted([place, max(others, key=self._data.counts.__getitem__, default=place)])
             index = index_of(tuple(pair), self._stack.device)
             tensors = self._state.first(len(self._walks)).tensors
-            known[key] = try_step(
+            known[key] = Trial(
                 self._loss,
-                Pair(
-                    pair,
-                    [self._walks[each] for each in pair],
-                    {n: t.detach()[index].requires_grad_(t.requires_grad) for n, t in tensors.items()},
-                    [self._walks[each].batches[step] for each in pair],
-                    self._static.some(lambda t: t[index]),
-                    [inputs[each] if inputs else {} for each in pair],
-                ),
                 self._data,
-            )
+                pair,
+                [self._walks[each] for each in pair],
+                {n: t.detach()[index].requires_grad_(t.requires_grad) for n, t in tensors.items()},
+                [self._walks[each].batches[step] for each in pair],
+                self._static.some(lambda t: t[index]),
+                [inputs[each] if inputs else {} for each in pair],
+            ).fills()
         return known[key]
 
     def _launched(self, step: int, groups: Sequence[Sequence[int]], inputs: Sequence[Context]) -> None:

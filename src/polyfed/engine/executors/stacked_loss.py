@@ -9,6 +9,7 @@ Shapes: K clients, B rows.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from polyfed.functional.tied_tensors import tensor_places
 from polyfed.functional.vmapped import FewerKernels, RowShares
 
 Tensors = dict[str, Tensor]
+Unpack = Callable[[Sequence[Tensor]], Any]
 _RAW = "raw gradient "  # before a name, among what is summed over the steps
 
 
@@ -63,7 +65,7 @@ class StackedContext:
         self.tensors: list[Tensor] = []
         self.axes: list[int | None] = []
         self.networks: list[nn.Module] = []
-        self._form = {name: self._pack(name, [context[name] for context in contexts]) for name in contexts[0]}
+        self._entries = {name: self._pack(name, [context[name] for context in contexts]) for name in contexts[0]}
 
     @property
     def shapes(self) -> Hashable:
@@ -83,52 +85,31 @@ class StackedContext:
 
     def of_one(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
         """One client's context. tensors: its own, in place of those of all."""
-        return {name: _unpacked(entry, tensors) for name, entry in self._form.items()}
+        return {name: entry(tensors) for name, entry in self._entries.items()}
 
-    def _pack(self, name: str, values: Sequence[Any]) -> Any:
+    def _pack(self, name: str, values: Sequence[Any]) -> Unpack:
+        """What makes one client's value of its tensors, after those of all have been put among `tensors`."""
         first = values[0]
+        kind = type(first)
         shared = all(value is first for value in values)
         if isinstance(first, Tensor):
             self.tensors.append(first if shared else torch.stack(list(values)))
             self.axes.append(None if shared else 0)
-            return _Slot(len(self.tensors) - 1)
+            return operator.itemgetter(len(self.tensors) - 1)
         if isinstance(first, FrozenModel):
             self.networks.append(first.network)
-            return _Reference(first, self._pack(name, [value.weights for value in values]))
+            weights = self._pack(name, [value.weights for value in values])
+            return lambda tensors: first.holding(weights(tensors))
         if isinstance(first, Mapping):
-            return {key: self._pack(name, [value[key] for value in values]) for key in first}
+            entries = {key: self._pack(name, [value[key] for value in values]) for key in first}
+            return lambda tensors: {key: entry(tensors) for key, entry in entries.items()}
         if isinstance(first, list | tuple):
-            return [type(first), *(self._pack(name, entries) for entries in zip(*values, strict=True))]
+            parts = [self._pack(name, each) for each in zip(*values, strict=True)]
+            make = kind._make if hasattr(kind, "_make") else kind  # of a named tuple
+            return lambda tensors: make(part(tensors) for part in parts)
         if not shared and not (isinstance(first, int | float | str) and all(value == first for value in values)):
-            raise NotVectorizable(f"'{name}' in the context of its loss is a {type(first).__name__}, no tensor")
-        return _Constant(first)
-
-
-class _Slot(NamedTuple):
-    place: int  # among the tensors
-
-
-class _Constant(NamedTuple):
-    value: Any
-
-
-class _Reference(NamedTuple):
-    network: FrozenModel
-    weights: Any  # packed
-
-
-def _unpacked(entry: Any, tensors: Sequence[Tensor]) -> Any:
-    if isinstance(entry, _Slot):
-        return tensors[entry.place]
-    if isinstance(entry, _Constant):
-        return entry.value
-    if isinstance(entry, _Reference):
-        return entry.network.holding(_unpacked(entry.weights, tensors))
-    if isinstance(entry, dict):
-        return {key: _unpacked(value, tensors) for key, value in entry.items()}
-    kind, *parts = entry
-    values = [_unpacked(part, tensors) for part in parts]
-    return kind(*values) if hasattr(kind, "_fields") else kind(values)
+            raise NotVectorizable(f"'{name}' in the context of its loss is a {kind.__name__}, no tensor")
+        return lambda tensors: first
 
 
 class Gradients(NamedTuple):

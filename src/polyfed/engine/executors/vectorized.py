@@ -14,12 +14,12 @@ import torch
 from polyfed.core.method import NotVectorizable, Phase
 from polyfed.core.randomness import derive_seed, keep_global_rng, seed_global_rng
 from polyfed.engine.executors.client_work import ClientWork, Serial, WorkerContext, run_job
-from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob, placed
+from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.executors.stack_trial import attributes_kept, own_tensors
 from polyfed.engine.executors.stacked_clients import Known, StackedClients, loss_context
 from polyfed.engine.executors.stacked_loss import Tensors, structure
 from polyfed.engine.local_training import contexts_on
-from polyfed.errors import RunError
+from polyfed.errors import RunError, kind_and_line
 from polyfed.functional.device_copies import copy_once
 from polyfed.functional.modes import dropout_layers, train_mode
 
@@ -170,8 +170,8 @@ class VectorizedExecutor:
                 trained = stack.train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
-        except Exception as error:
-            raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", job.round) from error
+        except Exception as error:  # also one of the method's own, which shows when the client trains alone
+            raise NotVectorizable(f"its training cannot be vectorized ({kind_and_line(error)})") from error
         if reason := self._known.recordings.refused.get(_kind(job)):
             self._say_once(f"{architecture}: steps are launched one by one, not recorded ({reason})")
         if dropout_layers(template):

@@ -86,9 +86,9 @@ class StackedClients:
         self.device = next(iter(rows.values())).device
         self.walks = [ClientProgress(client, place) for place, client in enumerate(clients)]
         self.linear = {f"{name}.weight" for name, each in template.named_modules() if isinstance(each, nn.Linear)}
-        if label not in known.outlines:
+        self.draws = type(method).step_inputs is not Method.step_inputs
+        if self.draws and label not in known.outlines:
             known.outlines[label] = without_values(template)
-        self.outline = known.outlines[label]
         self.sums: Tensors = {}
         self.losses: list[tuple[Sequence[ClientProgress], Tensor, Tensor]] = []  # and how many rows each step had
 
@@ -105,10 +105,13 @@ class StackedClients:
         for number, phase in enumerate(phases):
             for walk in self.walks:
                 walk.client.phase = phase.name
-                walk.start(phase)
             with train_only(template, phase):
                 names, _ = trainable_parameters(template)
-                if names and any(walk.sizes for walk in self.walks):
+                if not names:
+                    continue
+                for walk in self.walks:
+                    walk.start(phase)
+                if any(walk.sizes for walk in self.walks):
                     StackedPhase(self, number, phase, names, static).train()
         for walk in self.walks:
             walk.client.phase = ""
@@ -151,7 +154,6 @@ class StackedPhase:
         self._walks = sorted(stack.walks, key=lambda walk: -len(walk.sizes))
         self._order = index_of(tuple(walk.place for walk in self._walks), stack.device)
         self._data = PhaseData(self._walks, phase, stack.device)
-        self._draws = type(self._loss.method).step_inputs is not Method.step_inputs
         tensors = {name: t[self._order] for name, t in stack.rows.items()}
         # linear layers' weights are laid as their gradients come out of the vectorized product
         tensors |= {name: t.mT.contiguous().mT for name, t in tensors.items() if name in stack.linear}
@@ -227,14 +229,15 @@ class StackedPhase:
 
     def _inputs(self, step: int, going: int) -> Sequence[Context]:
         """What the method draws for the step of each who goes on; nothing where it draws nothing."""
-        if not self._draws:
+        stack = self._stack
+        if not stack.draws:
             return ()
         found = []
         for walk in self._walks[:going]:
             client = copy.copy(walk.client)
-            client.bound = self._stack.outline
+            client.bound = stack.known.outlines[stack.label]
             found.append(self._loss.method.step_inputs(client, walk.steps + step, walk.draws))
-        return move_mappings(found, self._stack.device)
+        return move_mappings(found, stack.device)
 
     def _together(self, step: int, going: int, inputs: Sequence[Context]) -> list[list[int]]:
         """The places of those whose steps are taken as one."""

@@ -17,7 +17,6 @@ from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import load_dataset
 from polyfed.data.inference_inputs import InputSpec, read
 from polyfed.data.labeled_texts import load_word_vectors
-from polyfed.deploy.node_registry import release
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
@@ -45,7 +44,6 @@ USES: dict[str, Callable[[str], object]] = {
     "model": lambda name: load(name, 0),
     "runs": lambda name: load_runs(name),
     "plot": lambda name: plot(name),
-    "release": lambda name: release(name, 0),
     "folder": lambda name: RunFolder(Path(name)).validate({}, False, False),
 }
 

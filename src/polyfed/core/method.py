@@ -339,7 +339,7 @@ class Method:
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Aggregate uploads from any subset of the selected clients, including the empty one, ordered by client number.
 
-        With `accepts_stale_uploads` they may also be of clients selected in an earlier round.
+        By `staleness_weighting` they may also be of clients selected in an earlier round.
         """
 
     # what it needs, and what is evaluated --------------------------------------------------------------------
@@ -433,17 +433,12 @@ class Method:
 
     # what options of a run may do with it --------------------------------------------------------------------
     @property
-    def accepts_stale_uploads(self) -> bool:
-        """Whether uploads may be aggregated in a later round (`devices.buffer_size`)."""
-        return False
-
-    @property
-    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
-        """How uploads of earlier rounds count less where the server does not wait (`devices.buffer_size`).
+    def staleness_weighting(self) -> Literal["none", "alike", "changes", "uploads"]:
+        """How uploads of earlier rounds count where the server does not wait (`devices.buffer_size`).
 
         "changes": uploads are `delta_entries`, beside counts; the engine scales the change and adds it to the present
-        weights. "uploads": `aggregate` multiplies each upload by `server.upload_weight`, which needs
-        `accepts_stale_uploads`. "none": they do not.
+        weights. "uploads": `aggregate` multiplies each upload by `server.upload_weight`. "alike": as those of the
+        present round. "none": they cannot be aggregated in a later round.
         """
         return "none"
 

@@ -157,7 +157,7 @@ class ClosedForm(Method):
         return self.unit_features and not self.card.alone
 
     evaluation_stage = "received"
-    accepts_stale_uploads = True  # sums are the same in any round
+    staleness_weighting = "alike"  # sums are the same in any round
     supports_dp_sgd = False
 
     @property

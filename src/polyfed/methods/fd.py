@@ -66,8 +66,6 @@ class FD(Method):
 
     requirements = Requirements(classes="it averages outputs by class")
 
-    accepts_stale_uploads = True  # outputs of an earlier round are as good as those that are kept
-
     @property
     def fixed_entries(self) -> Mapping[str, str]:
         no_longer = "probabilities, which noise would leave none; use method.outputs = 'logits'"

@@ -63,7 +63,7 @@ class FedAvg(Method):
         return "received"
 
     @property
-    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
+    def staleness_weighting(self) -> Literal["none", "alike", "changes", "uploads"]:
         return "changes" if type(self).aggregate is FedAvg.aggregate else "none"
 
     # server ------------------------------------------------------------------------------------------------

@@ -320,7 +320,7 @@ class FedHeNN(KernelAlignment):
             return {"kernel": f"numbers packed as {precision}; use method.kernel.precision = 'float32'"}
         return {}
 
-    accepts_stale_uploads = True
+    staleness_weighting = "alike"
 
     def uses_rad(self, round: int) -> bool:
         """Also in round 1 with kernel uploads, which round 2 needs."""

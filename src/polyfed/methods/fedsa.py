@@ -60,7 +60,6 @@ class FedSA(Method):
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.9999
 
     requirements = prototypes.REQUIREMENTS
-    accepts_stale_uploads = True
     staleness_weighting = "uploads"
     exposed = prototypes.EXPOSED
 

@@ -219,17 +219,18 @@ def check_buffer(settings: Devices, setup: Setup, availability: Sequence[float])
                 f"devices.buffer_size: expected a method with one exchange a round, of the selected clients, got "
                 f"{name}, whose round {number} has {len(exchanges)} of {exchanges[0].who if exchanges else 'nobody'}"
             )
-    if has_upload(method) and method.staleness_weighting == "none":
-        if not method.accepts_stale_uploads:
-            raise ConfigError(
-                f"devices.buffer_size: expected a method whose server takes uploads of earlier rounds, got {name}, "
-                "whose server needs those of the present one"
-            )
-        if settings.staleness != "constant":
-            raise ConfigError(
-                f"devices.staleness: expected 'constant' for {name}, which counts uploads of any age alike, got "
-                f"'{settings.staleness}'"
-            )
+    if not has_upload(method):
+        return
+    if method.staleness_weighting == "none":
+        raise ConfigError(
+            f"devices.buffer_size: expected a method whose server takes uploads of earlier rounds, got {name}, whose "
+            "server needs those of the present one"
+        )
+    if method.staleness_weighting == "alike" and settings.staleness != "constant":
+        raise ConfigError(
+            f"devices.staleness: expected 'constant' for {name}, which counts uploads of any age alike, got "
+            f"'{settings.staleness}'"
+        )
 
 
 def _check_others(setup: Setup) -> None:

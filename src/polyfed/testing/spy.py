@@ -57,7 +57,6 @@ class Spy(Method):
     alternative_predictors = _of_inner("alternative_predictors")
     fixed_entries = _of_inner("fixed_entries")
     planned = _of_inner("planned")
-    accepts_stale_uploads = _of_inner("accepts_stale_uploads")
     staleness_weighting = _of_inner("staleness_weighting")
 
 

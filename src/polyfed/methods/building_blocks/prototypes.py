@@ -143,8 +143,11 @@ class PrototypeMethod(Method):
     candidates: Literal["all", "own"] = "all"  # prototypes to choose from; "own": those of the client's classes
 
     requirements = REQUIREMENTS
-    accepts_stale_uploads = True  # a prototype of an earlier round is one like any other
     exposed = EXPOSED
+
+    @property
+    def staleness_weighting(self) -> Literal["alike", "uploads"]:
+        return "alike"  # a prototype of an earlier round is one like any other
 
     @property
     def evaluation_stage(self) -> Stage:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
 from polyfed.core.method import Context, Method, Requirements
@@ -24,7 +26,9 @@ class TrainedHeader(Method):
             hint=instead,
         )
 
-    accepts_stale_uploads = True  # representations of an earlier round are pairs like any others
+    @property
+    def staleness_weighting(self) -> Literal["alike", "uploads"]:
+        return "alike"  # representations of an earlier round are pairs like any others
 
     def init_server(self, server: Server) -> None:
         first = server.architectures[0]

@@ -139,13 +139,16 @@ class VectorizedExecutor:
         model_factory = self.context.model_factory
         works: list[ClientWork] = []
         stacked: Tensors = {}
+        names: list[str] = []  # looked for once, as that takes time
         with copy_once():  # of what all are sent
             for place, job in enumerate(jobs):
                 work = ClientWork(job, self.context.method, model_factory)
                 work.seed_layers()
                 work.receive()
                 works.append(work)
-                own = {name: t.detach() for name, t in own_tensors(work.client.model).items()}
+                held = model_factory.state(job.client.architecture, job.variant)
+                own = {name: held[name].detach() for name in names or own_tensors(work.client.model)}
+                names = list(own)
                 stacked = stacked or {name: torch.stack([t] * len(jobs)) for name, t in own.items()}
                 torch._foreach_copy_([t[place] for t in stacked.values()], list(own.values()))
             contexts = contexts_on([work.client.context for work in works], model_factory.device)

@@ -394,7 +394,5 @@ LOGGERS = Registry(
     {
         "console": "polyfed.loggers.console:Console",
         "tensorboard": "polyfed.loggers.tensorboard:TensorBoard",
-        "mlflow": "polyfed.loggers.mlflow:MLflow",
-        "wandb": "polyfed.loggers.wandb:WandB",
     },
 )

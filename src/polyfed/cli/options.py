@@ -45,7 +45,7 @@ TargetAccuracy = Annotated[
 ]
 Loggers = Annotated[
     list[str] | None,
-    typer.Option("--logger", metavar="NAME", help="Live curves: tensorboard, mlflow or wandb. May be repeated."),
+    typer.Option("--logger", metavar="NAME", help="Live curves: tensorboard."),
 ]
 Trust = Annotated[
     bool,

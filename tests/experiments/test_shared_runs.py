@@ -23,7 +23,6 @@ from polyfed.errors import RunError
 from polyfed.experiments import benchmark as module
 from polyfed.experiments import planned_runs
 from polyfed.experiments.benchmark import benchmark
-from polyfed.experiments.planned_runs import AtWorkElsewhere
 from tests.experiments.test_planned_runs import RECIPE, place
 from tests.helpers.processes import ended, started
 
@@ -63,7 +62,7 @@ class Shared:
         self.running: list[int] = []
         self.told, self.tell = os.pipe()
         self.go_on, self.let_go = os.pipe()
-        append, wait = RunFolder.append, AtWorkElsewhere.wait
+        append, wait = RunFolder.append, planned_runs.wait_until_free
 
         def note(folder: RunFolder, record: Mapping[str, Any]) -> None:
             if (str(folder.path), record["round"]) == self.stop:
@@ -73,12 +72,12 @@ class Shared:
             with Path("rounds.log").open("a") as file:
                 file.write(f"{os.getpid()} {folder.path} {record['round']}\n")
 
-        def tell_and_wait(others: AtWorkElsewhere) -> None:
+        def tell_and_wait(folder: Path) -> None:
             os.write(self.tell, b"w")
-            wait(others)
+            wait(folder)
 
         patch.setattr(RunFolder, "append", note)
-        patch.setattr(AtWorkElsewhere, "wait", tell_and_wait)
+        patch.setattr(planned_runs, "wait_until_free", tell_and_wait)
 
     def start(self, held_in: str = "", before_round: int = 0) -> int:
         """A process; where it is to be held, it is when this returns."""
@@ -155,8 +154,6 @@ def test_two_processes_do_everything_once(
     shared.until(second, b"w")
     before = [run for process, run, _ in shared.rounds() if process == second]
     assert held_in not in before
-    if command == "benchmark":  # whoever waits has done what it could of the other methods, and of the other setting
-        assert {Path(run).parts[1] for run in before} == {"tuning", "short", "other"}
     if is_killed:
         os.kill(first, signal.SIGKILL)
         assert shared.status(first) == -signal.SIGKILL
@@ -201,37 +198,11 @@ def test_a_run_that_another_process_is_at_comes_last(place: Path, monkeypatch: p
     taken.mkdir(parents=True)
     with contextlib.ExitStack() as other:
         other.enter_context(lock_folder(taken))
-        monkeypatch.setattr(AtWorkElsewhere, "wait", lambda self: other.close())
+        monkeypatch.setattr(planned_runs, "wait_until_free", lambda folder: other.close())
         done = pf.compare("recipe.toml", ["fedavg"], (0, 1, 2), out="compare")
     assert not done.failures
     assert all(RunFolder(path.parent).records() for path in place.rglob("result.json"))
     assert len(list(place.rglob("result.json"))) == 6
-
-
-def test_a_process_that_has_other_work_does_not_wait_nor_fail_twice(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken = Path("out/local/seed-0")
-    taken.mkdir(parents=True)
-    tried: list[object] = []
-
-    def fail(self: pf.Federation, **_: object) -> None:
-        tried.append(self)
-        raise RunError("wrong")
-
-    monkeypatch.setattr(pf.Federation, "run", fail)
-    recipe = pf.Recipe.load("recipe.toml")
-    members = [
-        planned_runs.PlannedRun(name, recipe.choose(name), Path("out") / name / "seed-0")
-        for name in ("local", "fedavg")
-    ]
-    failed: dict[Path, str] = {}
-    with lock_folder(taken):
-        for _ in range(2):
-            with pytest.raises(AtWorkElsewhere, match="at work in out/local/seed-0"):
-                planned_runs.run_planned(members, members, False, planned_runs.DataCache(), [], failed)
-    assert len(tried) == 1
-    assert failed == {Path("out/fedavg/seed-0"): "wrong"}
 
 
 def test_a_claim_is_for_one_run(place: Path) -> None:

@@ -27,7 +27,6 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.planned_runs import (
-    AtWorkElsewhere,
     PlannedRun,
     check_planned_runs,
     data_checksum,
@@ -128,17 +127,9 @@ def benchmark(  # noqa: PLR0913 - what a user may choose, each by its name
     every = [ready.get(name) or _Setting(request, name) for name in protocol.settings]
     _check_named(protocol, every)
     make_folder(figures)
-    left = {setting.name: setting.methods for setting in asked}
-    while left:
-        busy: dict[str, list[str]] = {}
-        for setting in asked:
-            if setting.name in left:
-                busy[setting.name] = setting.run(left[setting.name], overwrite)
-                found, files = request.write_page()
-        left = {name: methods for name, methods in busy.items() if methods}
-        overwrite = False
-        if left:
-            request.wait()
+    for setting in asked:
+        setting.run(overwrite)
+        request.write_page()
     found, files = request.write_page()
     return Benchmark(place, tuple(map(worth_of, found)) or None, found, files, request.failures, request.unlearnt)
 
@@ -176,23 +167,10 @@ class _Request:
     run: Mapping[str, Any]  # workers, executor, device, loggers
     failures: dict[str, str] = field(default_factory=dict)  # as in `Benchmark`
     unlearnt: dict[str, str] = field(default_factory=dict)
-    failed: dict[Path, str] = field(default_factory=dict)  # folder -> why its run failed
-    elsewhere: list[AtWorkElsewhere] = field(default_factory=list)  # runs that other processes were found at
 
     @property
     def watchers(self) -> list[Logger]:
         return [Console()] if self.progress else []
-
-    def tell(self, line: str) -> None:
-        for watcher in self.watchers:
-            watcher.message(line)
-
-    def wait(self) -> None:
-        """Until another process has ended a run that is needed."""
-        first = self.elsewhere[0]
-        self.elsewhere.clear()
-        self.tell(f"waiting: {first}")
-        first.wait()
 
     def write_page(self) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
         """See `polyfed.report.benchmark_page.write_page`; of the figures as they are, with those of other processes."""
@@ -258,29 +236,21 @@ class _Setting:
         is_compared = method in self.request.protocol.methods_of(self.name)
         return is_compared and self._runs_alone(method, self.recipe.choose(method))
 
-    def run(self, methods: Sequence[str], overwrite: bool) -> list[str]:
-        """Tune these methods and run their rows; figures are written after every method.
-
-        Returns:
-            The methods that other processes are at, which are left.
+    def run(self, overwrite: bool) -> None:
+        """Tune the methods and run their rows; figures are written after every method.
 
         Raises:
             ConfigError: a method does not fit; nothing of the setting has been run.
             RunInterrupted: Ctrl-C; call it again to go on.
         """
         data = DataCache()
-        for method in methods:
+        for method in self.methods:
             build_federation(self.recipe.choose(method), data=data, pretrained=False)  # whether it fits at all
         self._check_data(data)
-        left = []
-        for method in methods:
-            self.request.tell(f"setting {self.name}, {method}")
-            try:
-                self._run_method(method, overwrite, data)
-            except AtWorkElsewhere as others:
-                self.request.elsewhere.append(others)
-                left.append(method)
-        return left
+        for method in self.methods:
+            for watcher in self.request.watchers:
+                watcher.message(f"setting {self.name}, {method}")
+            self._run_method(method, overwrite, data)
 
     def _read_stored(self) -> SettingResult | None:
         """The figures that are there, once it is known that they are of the same recipe."""
@@ -361,7 +331,7 @@ class _Setting:
             for row in rows
         ]
         pending = check_planned_runs(planned, request.out / self.name, overwrite, data)
-        failed = run_planned(planned, pending, overwrite, data, request.watchers, request.failed)
+        failed = run_planned(planned, pending, overwrite, data, request.watchers)
         request.failures.update({f"{self.name}: {title}": why for title, why in failed.items()})
         done = [one for one in planned if one.title not in failed]
         found: dict[str, list[RunRecord]] = {row.name: [] for row in rows}
@@ -459,7 +429,6 @@ class _Setting:
             preset=setting.preset,
             local=False,
             race=request.protocol.race,
-            failed=request.failed,
             **request.run,
         )
         request.failures.update({f"{self.name}, tuning: {title}": why for title, why in tried.failures.items()})

@@ -25,12 +25,12 @@ from polyfed.registry import own_code
 from polyfed.report.run_records import RunRecord
 
 __all__ = [
-    "AtWorkElsewhere",
     "PlannedRun",
     "check_planned_runs",
     "data_checksum",
     "nothing_learnt_in",
     "run_planned",
+    "wait_until_free",
 ]
 
 
@@ -117,24 +117,17 @@ def data_checksum(recipe: Recipe, data: DataCache) -> str | None:
         gc.collect()
 
 
-class AtWorkElsewhere(Exception):
-    """Other processes are at some of the runs. folder: of the first of these."""
+def wait_until_free(folder: Path) -> None:
+    """Wait until the process that is at work in a run folder has ended the run, or has itself ended.
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(f"another process is at work in {folder}")
-        self.folder = folder
-
-    def wait(self) -> None:
-        """Until the process has ended the run, or has itself ended.
-
-        Raises:
-            RunInterrupted: Ctrl-C.
-        """
-        try:
-            with lock_folder(self.folder, waits=True):
-                pass
-        except KeyboardInterrupt:
-            raise RunInterrupted(f"interrupted; {self}, and what is done is kept") from None
+    Raises:
+        RunInterrupted: Ctrl-C.
+    """
+    try:
+        with lock_folder(folder, waits=True):
+            pass
+    except KeyboardInterrupt:
+        raise RunInterrupted(f"interrupted; another process is at work in {folder}, and what is done is kept") from None
 
 
 def run_planned(
@@ -143,29 +136,23 @@ def run_planned(
     overwrite: bool,
     data: DataCache,
     watchers: Sequence[Logger],
-    failed: dict[Path, str] | None = None,
 ) -> dict[str, str]:
     """Run what is pending, in order; a run that fails does not keep the others from running.
 
     What other processes are at comes last: this one waits for them, and goes on with what they left.
-
-    Args:
-        failed: folder -> why its run failed in this process, which does not try again; is added to. Where it is given,
-            the caller has other work, and nothing is waited for.
 
     Returns:
         ``"fedin, seed 0"`` -> why it failed.
 
     Raises:
         RunInterrupted: Ctrl-C; what is done is kept.
-        AtWorkElsewhere: other processes are at the runs that are left, and `failed` is given.
     """
-    failures = {} if failed is None else failed
+    failures = {}
     titles = {one.title: f"run {number} of {len(members)}: {one.title}" for number, one in enumerate(members, 1)}
     for member in members:
         if member not in pending:
             _tell(watchers, f"{member.title}: already done, in {member.folder}")
-    left = [member for member in members if member in pending and member.folder not in failures]
+    left = [member for member in members if member in pending]
     while left:
         busy = []
         for member in left:
@@ -177,16 +164,13 @@ def run_planned(
             except FolderInUse:
                 busy.append(member)
             except PolyfedError as error:
-                failures[member.folder] = str(error)
+                failures[member.title] = str(error)
                 _tell(shown, f"{member.title} failed: {error}")
         left = busy
         if left:
-            others = AtWorkElsewhere(left[0].folder)
-            if failed is not None:
-                raise others
             _tell(watchers, f"{left[0].title}: waiting for another process, which is at work on it")
-            others.wait()
-    return {member.title: failures[member.folder] for member in members if member.folder in failures}
+            wait_until_free(left[0].folder)
+    return failures
 
 
 def _tell(watchers: Sequence[Logger], line: str) -> None:

@@ -115,7 +115,6 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     loggers: Sequence[str] | None = None,
     local: bool = True,
     race: int | None = None,
-    failed: dict[Path, str] | None = None,
 ) -> Sweep:
     """Run all combinations of settings x seeds, and choose one by validation accuracy. Local runs beside them.
 
@@ -136,8 +135,6 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
         local: False: without Local beside them.
         race: so many combinations, the best by validation with the first seed, are run with the other ones; default:
             all.
-        failed: folder -> why its run failed before, which is not tried again; those that fail now are added. Where it
-            is given, runs at which other processes are at work are not waited for, as by a benchmark.
 
     Raises:
         ConfigError: the request is wrong, or there are no validation rows; nothing has been written.
@@ -165,9 +162,7 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     pending = check_planned_runs(members, folder, overwrite, data)
     _check_validation(pending, data)
     watchers: list[Logger] = [Console()] if progress else []
-    run = functools.partial(
-        run_planned, pending=pending, overwrite=overwrite, data=data, watchers=watchers, failed=failed
-    )
+    run = functools.partial(run_planned, pending=pending, overwrite=overwrite, data=data, watchers=watchers)
     if race is None:
         failures = run(members)
     else:

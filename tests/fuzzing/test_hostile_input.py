@@ -28,13 +28,14 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.message import from_bytes, to_bytes
 from polyfed.data.datasets import load_dataset
 from polyfed.deploy.protocol import read_message
+from polyfed.engine.privacy_ledger import from_record
 from polyfed.engine.wire import encode
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load, predict
-from polyfed.experiments.privacy_report import privacy_costs
 from polyfed.experiments.run import run
 from polyfed.report.results_page import write_results
+from polyfed.report.run_records import load_runs
 from polyfed.results.read import seal
 from tests.fuzzing.guard import harmless_folder
 from tests.fuzzing.strategies import PICKLES, altered, altered_head, archive, array_files, damaged
@@ -143,10 +144,6 @@ def read_results(folder: Path) -> None:
     write_results([folder], folder / "results.md")
 
 
-def read_costs(folder: Path) -> None:
-    privacy_costs([folder])
-
-
 def read_model(folder: Path) -> None:
     model = load(folder, 0)
     predict(folder, 0, np.zeros((2, *model.form.shape), dtype=str(model.form.dtype).removeprefix("torch.")))
@@ -157,7 +154,7 @@ def go_on(folder: Path) -> None:
     run(Recipe.from_dict(SMALL), out=folder, resume=True)
 
 
-@pytest.mark.parametrize("use", [read_results, read_costs, read_model, go_on])
+@pytest.mark.parametrize("use", [read_results, read_model, go_on])
 @given(data=st.data())
 def test_files_of_a_run(use: Callable[[Path], None], finished: Files, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(finished)))
@@ -278,21 +275,18 @@ RELEASE = {"what": "upload", "unit": "client", "noise": 2.0, "drawn": 0, "held":
 RELEASE |= {"clients": [0, 1], "once": False}
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ({"releases": [{**RELEASE, "noise": 0}]}, r"releases\[0\].noise"),
-        ({"releases": [{**RELEASE, "unit": "sample", "held": 5}]}, "releases about one row"),
-    ],
-)
-def test_accounts_of_noise_that_are_wrong(
-    entries: dict[str, Any], message: str, finished: Files, tmp_path: Path
-) -> None:
+def test_an_account_of_noise_that_is_wrong(finished: Files, tmp_path: Path) -> None:
     write(tmp_path, finished)
+    entries = {"releases": [{**RELEASE, "noise": 0}]}
     lines = [{**json.loads(line), **entries} for line in finished["rounds.jsonl"].splitlines()]
     write(tmp_path, {"rounds.jsonl": b"".join(seal_again(line) + b"\n" for line in lines)})
-    with pytest.raises(ConfigError, match=message):
-        privacy_costs([tmp_path])
+    with pytest.raises(ConfigError, match=r"releases\[0\].noise"):
+        load_runs(tmp_path)
+
+
+def test_an_account_of_rows_of_which_none_is_drawn() -> None:
+    with pytest.raises(ConfigError, match="releases about one row"):
+        from_record([{**RELEASE, "unit": "sample", "held": 5}])
 
 
 # the guard ------------------------------------------------------------------------------------------------------------

@@ -155,7 +155,6 @@ READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "audit leakage": (lambda run: [run, "--shadows", "0", "--images", "0"], True),
     "plot": (lambda run: [run, "--figures", "labels,cka"], True),
     "report": (lambda run: [run], False),
-    "audit epsilon": (lambda run: [run], False),
     "run": (lambda run: ["mine.toml", "--out", run, "--resume", "-q"], False),
     "compare": (lambda run: ["mine.toml", "--out", run, "-q"], False),
     "sweep": (lambda run: ["mine.toml", "--out", run, "--set", "training.lr=0.1,0.2", "-q"], False),

@@ -94,10 +94,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help li
     list_commands.models,
     list_commands.datasets,
 )
-AUDIT_COMMANDS: tuple[Callable[..., None], ...] = (
-    audit_commands.leakage,
-    audit_commands.epsilon,
-)
+AUDIT_COMMANDS: tuple[Callable[..., None], ...] = (audit_commands.leakage,)
 DEPLOY_COMMANDS: tuple[Callable[..., None], ...] = (
     deploy_commands.init,
     deploy_commands.certify,

@@ -1,15 +1,14 @@
-"""The commands of `polyfed audit`: what finished runs have given away: leakage, epsilon."""
+"""The command of `polyfed audit`: what finished runs have given away."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from polyfed.cli.options import AsJson, Trust
-from polyfed.cli.output import print_files, print_json, print_stderr, print_text, terminal_width
+from polyfed.cli.options import Trust
+from polyfed.cli.output import print_files, print_stderr, print_text, terminal_width
 
 
 def leakage(
@@ -52,24 +51,3 @@ def leakage(
     )
     print_text(to_text(found, terminal_width()))
     print_files(files)
-
-
-def epsilon(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders above them.", show_default=False)
-    ],
-    delta: Annotated[float | None, typer.Option(metavar="NUMBER", help="At which [each run's own].")] = None,
-    json: AsJson = False,
-) -> None:
-    """What runs have cost in privacy.
-
-    \b
-    polyfed audit epsilon runs/fedin-privacy --delta 1e-6
-    """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.experiments.privacy_report import privacy_costs, to_text
-
-    found = privacy_costs(folders, delta)
-    if json:
-        print_json([dataclasses.asdict(one) for one in found])
-    else:
-        print_text(to_text(found, terminal_width()))

@@ -1,4 +1,4 @@
-"""What a comparison says: the result in words, gains taken apart, groups held out in turn, by hand."""
+"""Gains over Local taken apart, by hand."""
 
 from __future__ import annotations
 
@@ -14,77 +14,6 @@ from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import to_csv, to_latex, to_markdown, to_text
 from polyfed.report.figures import gain_drawings
 from polyfed.report.run_records import load_runs
-
-# the result in words: nothing is claimed below three seeds, and of more only what an interval supports ---------------
-
-HALF = (0.5,) * 3
-ABOVE = (0.6, 0.61, 0.62)  # 0.10, 0.11, 0.12 above: mean 0.11, s 0.01, margin 4.3027 * 0.01 / sqrt(3) = 0.02484
-
-
-@pytest.mark.parametrize(
-    ("methods", "sentence"),
-    [
-        (
-            {"local": (0.5,), "fedgh": (0.625,), "fedavg": (0.3,)},
-            "fedgh leads with 62.50 %, 12.50 points above Local (50.00 %). With one seed nothing can be claimed: it "
-            "takes three to tell a difference from chance.",
-        ),
-        (
-            {"local": (0.5, 0.1), "fedgh": (0.625,)},
-            "fedgh leads with 62.50 %, 12.50 points above Local on the seeds that both have. With one seed nothing can "
-            "be claimed: it takes three to tell a difference from chance.",
-        ),
-        (
-            {"local": HALF, "fedgh": ABOVE},
-            "fedgh leads with 61.00 %, 11.00 points above Local (50.00 %); over 3 seeds this is distinguishable from "
-            "Local (95 % interval +8.52 to +13.48 points).",
-        ),
-        (
-            {"local": HALF, "fedgh": (0.4, 0.6, 0.8), "fedavg": (0.1, 0.11, 0.12)},
-            "fedgh leads with 60.00 %, 10.00 points above Local (50.00 %); over 3 seeds this is not distinguishable "
-            "from Local (95 % interval -39.68 to +59.68 points). Distinguishable from Local: fedavg (below).",
-        ),
-        (
-            {"local": (0.6,) * 3, "fedgh": (0.5, 0.4, 0.3), "fedavg": (0.2,) * 3},
-            "local leads with 60.00 %: no method is above it. fedgh comes next, 20.00 points below it; over 3 seeds "
-            "this is not distinguishable from Local (95 % interval -44.84 to +4.84 points). Distinguishable from "
-            "Local: fedavg (below).",
-        ),
-        (
-            {"fedgh": ABOVE, "fedavg": HALF, "fedin": (0.1,) * 3},
-            "fedgh leads with 61.00 %, 11.00 points above fedavg; over 3 seeds this is distinguishable from fedavg (95 "
-            "% interval +8.52 to +13.48 points).",
-        ),
-        ({"fedgh": (0.6,)}, "fedgh reaches 60.00 %; there is no other method to compare it with."),
-    ],
-)
-def test_the_result_in_words(make: Any, methods: dict[str, tuple[float, ...]], sentence: str) -> None:
-    for method, accuracies in methods.items():
-        for seed, accuracy in enumerate(accuracies):
-            make(f"{method}-{seed}", method, seed, (accuracy,))
-    assert compare_runs(load_runs(make.root)).sections[0].finding == sentence
-
-
-def test_many_others_are_counted(make: Any) -> None:
-    others = dict.fromkeys(("fedavg", "fedin", "fedprox", "moon"), (0.2,) * 3)
-    for method, accuracies in {"local": HALF, "fedgh": ABOVE, "fml": (0.55, 0.55, 0.56), **others}.items():
-        for seed, accuracy in enumerate(accuracies):
-            make(f"{method}-{seed}", method, seed, (accuracy,))
-    sentence = compare_runs(load_runs(make.root)).sections[0].finding
-    assert sentence.endswith(" Also distinguishable from Local: 5 others, 1 above and 4 below.")
-
-
-def test_what_is_not_known(make: Any) -> None:
-    make("a", "local", 0, (0.5,))
-    make("b", "fedgh", 1, (0.6,))
-    make("c", data={"dataset": "cifar10"}, accuracy=None)
-    first, second = (section.finding for section in compare_runs(load_runs(make.root)).sections)
-    assert first == (
-        "fedgh leads with 60.00 %, at an unknown distance from Local (50.00 %); the two share no seed, so that nothing "
-        "can be claimed."
-    )
-    assert second == "No accuracy is known."
-
 
 # gains over Local taken apart ----------------------------------------------------------------------------------------
 
@@ -163,7 +92,6 @@ def test_what_tables_show(made: Any) -> None:
     found = [float(line[name]) for name in ("gain", "gain_alone", "federated_gain", "way_to_pooled_tuned")]
     assert found == pytest.approx([0.12, 0.06, 0.06, 0.3])
     assert "federated gains whose 95 % interval leaves out zero: fedgh (above zero)" in section.notes
-    assert section.finding.startswith("fedgh leads with 64.00 %, 12.00 points above Local (52.00 %)")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from polyfed.report.statistics import (
     scores_by_seed,
     to_target,
 )
-from polyfed.report.text_tables import interval, scored
 from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.results.neighbors import neighbors
 from polyfed.results.schema import FigureSummary, Summary
@@ -101,7 +100,6 @@ class _Section:
         first = group.runs[0]
         scored = self.score.of_it(f"Accuracy: {group.scoring(self.stage)}")
         return ComparisonGroup(
-            finding=finding(rows, self.score),
             caption=f"{group.about}, {group.seeds_text()}. {scored}.{group.preset_text()}",
             facts={
                 "dataset": first.result.dataset,
@@ -218,10 +216,6 @@ class _Section:
 # of one row -------------------------------------------------------------------------------------------------------
 def _estimate(name: str, one: Estimate) -> dict[str, float | None]:
     return {name: one.mean, f"{name}_std": one.std, f"{name}_margin": one.margin}
-
-
-def _read(row: Row, name: str, seeds: Sequence[int]) -> Estimate:
-    return Estimate(row[name], row[f"{name}_std"], row[f"{name}_margin"], tuple(seeds))
 
 
 def _best(run: RunRecord, stage: str) -> float | None:
@@ -341,102 +335,3 @@ def _about_published(group: Group, rows: Sequence[Row]) -> Iterator[str]:
             yield "other settings: not the paper's experiment, as --set has changed it, so that no difference is marked"
     if places := paper_results.missing_settings(first):
         yield f"{', '.join(places)} has no column for these data and settings, so that nothing stands beside"
-
-
-# the result in words ----------------------------------------------------------------------------------------------
-# A difference is distinguishable where the 95 % interval of its mean over seeds leaves out zero; below `SEEDS` seeds
-# nothing is claimed. Each interval is of one difference, and does not allow for the choice of the best among many.
-
-_NAMED = 4  # methods that are named; of more, how many
-_NUMBERS = {1: "one seed", 2: "two seeds"}
-
-
-def finding(rows: Sequence[Row], score: MainScore = ACCURACY) -> str:
-    """One or two sentences: who leads, by how much, and what may be claimed of it. score: the main score."""
-    lost = [row for row in rows if row["nothing_learnt"]]
-    known = [row for row in rows if row[score.name] is not None and not row["nothing_learnt"] and not row["control"]]
-    if not known:
-        return "Nothing was learnt." if lost else f"No {score.title} is known."
-    warning = f" Nothing was learnt by {', '.join(row['name'] for row in lost)}." if lost else ""
-    return f"{_compared(known, score)}{warning}"
-
-
-def _compared(known: Sequence[Row], score: MainScore) -> str:
-    """The finding on rows whose main score is known, and was learnt."""
-    leader = _leading(known, score)
-    value = scored(leader[score.name], score)
-    level = f"{value} %" if score.is_share else f"{score.title} {value}"
-    if len(known) == 1:
-        return f"{leader['name']} reaches {level}; there is no other method to compare it with."
-    leads = f"{leader['name']} leads with {level}"
-    locals_ = [row for row in known if row["method"] == "local"]
-    if len(locals_) != 1:
-        second = _leading([row for row in known if row is not leader], score)
-        distance = Estimate.difference(
-            *({run["seed"]: run[score.name] for run in one["runs"]} for one in (leader, second))
-        )
-        return f"{leads}, {_points(distance, score)} {second['name']}{_claim(distance, second['name'], score)}"
-    local = locals_[0]
-    others = [row for row in known if row is not local]
-    named = _leading(others, score) if leader is local else leader
-    difference = _to_local(named)
-    if leader is local:
-        side = "below" if score.lower_is_better else "above"
-        start = f"{leads}: no method is {side} it. {named['name']} comes next, {_points(difference, score)} it"
-    else:
-        on_what = f"({scored(local[score.name], score)}{score.unit})"
-        if difference.seeds and leader["seeds"] != local["seeds"]:
-            on_what = "on the seeds that both have"
-        start = f"{leads}, {_points(difference, score)} Local {on_what}"
-    return f"{start}{_claim(difference, 'Local', score)}{_others(others, named)}"
-
-
-def _leading(rows: Sequence[Row], score: MainScore) -> Row:
-    """The first of equals."""
-    best = score.best(row[score.name] for row in rows)
-    return next(row for row in rows if row[score.name] == best)
-
-
-def _to_local(row: Row) -> Estimate:
-    """The row's difference to Local."""
-    return _read(row, "difference", row["difference_seeds"])
-
-
-def _points(difference: Estimate, score: MainScore) -> str:
-    """``"3.40 points above"``."""
-    if difference.mean is None:
-        return "at an unknown distance from"
-    side = "above" if difference.mean >= 0 else "below"
-    return f"{score.text(abs(difference.mean))}{' points' if score.is_share else ''} {side}"
-
-
-def _claim(difference: Estimate, other: str, score: MainScore) -> str:
-    """What may be said of a difference, as the end of a sentence."""
-    seeds = len(difference.seeds)
-    if seeds == 0:
-        return "; the two share no seed, so that nothing can be claimed."
-    if seeds < SEEDS:
-        return f". With {_NUMBERS[seeds]} nothing can be claimed: it takes three to tell a difference from chance."
-    sure = difference.is_distinguishable
-    if sure is None:
-        return "; how much of that is chance is not known."
-    word = "distinguishable" if sure else "not distinguishable"
-    ends = interval(difference, score).strip("[]").replace(",", " to")
-    points = " points" if score.is_share else ""
-    return f"; over {seeds} seeds this is {word} from {other} (95 % interval {ends}{points})."
-
-
-def _others(others: Sequence[Row], named: Row) -> str:
-    """Which methods differ from Local beside the one that was named; nothing where none does."""
-    sides = {
-        row["name"]: "above" if row["difference"] > 0 else "below"
-        for row in others
-        if row is not named and _to_local(row).is_distinguishable
-    }
-    if not sides:
-        return ""
-    start = "Also distinguishable" if _to_local(named).is_distinguishable else "Distinguishable"
-    if len(sides) <= _NAMED:
-        return f" {start} from Local: {', '.join(f'{name} ({side})' for name, side in sides.items())}."
-    above = list(sides.values()).count("above")
-    return f" {start} from Local: {len(sides)} others, {above} above and {len(sides) - above} below."

@@ -18,7 +18,6 @@ from polyfed.markup import table as html_table
 from polyfed.places import shown_place
 from polyfed.report import client_scores
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.findings import SubTable
 from polyfed.report.paper_results import PaperComparison
 from polyfed.report.statistics import Estimate
 from polyfed.report.text_tables import (
@@ -53,6 +52,7 @@ _METRICS = {
 _HEADINGS = {"mae": "MAE", "r2": "R2"}  # figures that are no shares, but known here
 _CLASSES = {"own": "own\nclasses", "missing": "missing\nclasses"}
 _HELD_OUT = {"received": "held out,\nreceived", "after_training": "held out,\ntrained"}
+SubTable = tuple[str, list[Column]]  # title and columns
 _MINUS = re.compile(r"(?<!\w)-(?=\d)")
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -74,7 +74,6 @@ class ComparisonGroup:
     """One table: comparable runs under one caption.
 
     Attributes:
-        finding: the result in words (`polyfed.report.comparison`).
         caption: data, clients, rounds, seeds, what the accuracies are, and what is scaled down.
         facts: the same for machines.
         rows: a frame with a line for each method or variant, Local first. Scores are in [0, 1], means over seeds, each
@@ -100,7 +99,6 @@ class ComparisonGroup:
         chosen: the headings of the columns to show, in order; () for all.
     """
 
-    finding: str
     caption: str
     facts: Mapping[str, Any]
     rows: pd.DataFrame
@@ -138,7 +136,7 @@ class Table:
         return to_text(self)
 
     def __repr__(self) -> str:
-        found = [f"{len(section.rows)} methods: {section.finding}" for section in self.sections]
+        found = [f"{len(section.rows)} methods: {section.caption}" for section in self.sections]
         return f"Table({' | '.join(found)})"
 
     def _repr_html_(self) -> str:
@@ -390,7 +388,6 @@ def to_json(table: Table) -> str:
     """Everything, exact, with what each run gave."""
     tables = [
         {
-            "finding": section.finding,
             "caption": section.caption,
             **section.facts,
             "rows": [
@@ -432,12 +429,12 @@ def _markdown_list(texts: Iterable[str]) -> str:
 
 
 def to_html(table: Table) -> str:
-    """For notebooks: the result in words, the table, what else there is to be opened."""
+    """For notebooks: the table, what else there is to be opened."""
     parts: list[str] = []
     for section in table.sections:
         (_, whole), *more = sub_tables(section)
         others = [f"{paragraph(title)}{columns_as_html(columns)}" for title, columns in [("All figures", whole), *more]]
-        parts += [paragraph(section.finding, strong=True), paragraph(section.caption)]
+        parts.append(paragraph(section.caption, strong=True))
         parts.append(columns_as_html(columns_of(section)))
         parts.append(details("More", "".join([*others, notes(section.notes)])))
     return "".join([*parts, notes(table.notes)])

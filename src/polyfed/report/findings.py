@@ -1,4 +1,4 @@
-"""What of a gain over Local needs the other clients, and how methods fare on groups that are held out in turn.
+"""What of a gain over Local needs the other clients.
 
 What federation is worth:
 
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from polyfed.report.run_records import RunRecord
 from polyfed.report.statistics import BySeed, Estimate, mean_of, scores_by_seed
-from polyfed.report.text_tables import Column
 from polyfed.results.main_score import ACCURACY, MainScore
 
 _Rows = Mapping[str, Sequence[RunRecord]]
@@ -139,6 +138,3 @@ def remarks(found: Mapping[str, Gains]) -> list[str]:
         if one.federated.is_distinguishable
     ]
     return [*lines, f"federated gains whose 95 % interval leaves out zero: {', '.join(sides) or 'none'}"]
-
-
-SubTable = tuple[str, list[Column]]  # title and columns

@@ -127,7 +127,6 @@ def _section(group: Group, section: ComparisonGroup) -> str:
     look = ' class="scaled"' if any(run.scaled_down for run in group.runs) else ""
     parts = [
         f"<h2>{html_text(group.about)}</h2>",
-        f'<p class="finding">{html_text(section.finding)}</p>',
         f"<p{look}>{html_text(section.caption)}</p>",
         *(_titled(title, columns) for title, columns in sub_tables(section)),
         _list(section.notes),

@@ -212,6 +212,26 @@ def test_sums_that_no_rows_of_norm_one_have_are_not_within(change: str) -> None:
     assert not are_within({**sums, **wrong[change]}, rows, 0.3)
 
 
+@pytest.mark.parametrize(
+    ("name", "share", "most"), [("counts", 0.05, 20), ("sums", 0.7, 12.44), ("products", 0.25, 14.58)]
+)
+def test_noise_reaches_as_far_as_its_numbers_let_it(name: str, share: float, most: float) -> None:
+    """By 10 sqrt(4) deviations for the sum of 4 counts, sqrt(d) + 10 for the norm of d = 6 and 21 other numbers."""
+    rows, noise = 60, 0.3
+    sums = {key: tensor.double() for key, tensor in sum_rows(torch.zeros(60, 6), Y[:60], CLASSES).items()}
+    bound = {"counts": rows, "sums": float(sums["counts"][0]) + 10 * noise / 0.05**0.5, "products": rows}[name]
+    for deviations_away, expected in ((most - 0.1, True), (most + 0.1, False)):
+        changed = sums[name].clone()
+        changed.flatten()[0] = (
+            bound + deviations_away * noise / share**0.5 - (sums["counts"][1:].sum() if name == "counts" else 0)
+        )
+        assert are_within({**sums, name: changed}, rows, noise) is expected
+
+
+def test_without_noise_equal_rows_of_norm_one_are_just_within() -> None:
+    assert are_within(sum_rows(torch.eye(6)[:1].expand(60, 6), torch.zeros(60, dtype=torch.int64), CLASSES), 60, 0.0)
+
+
 def test_sums_with_noise_have_a_solution_and_exact_ones_stay() -> None:
     sums = sum_rows(PHI, Y, CLASSES)
     near({**nearest_possible(sums), "counts": sums["counts"].double()}, {**sums, "counts": sums["counts"].double()})

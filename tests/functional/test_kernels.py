@@ -1,8 +1,12 @@
 """Linear CKA and the kernel factor against NumPy float64 L x L definitions (fedhenn 8.2 to 8.8, 8.10)."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from polyfed.functional import kernels
 from polyfed.functional.centering import center, center_and_scale
@@ -35,6 +39,21 @@ def numpy_mean_kernel(representations, norm="none"):
         x = x - x.mean(0)
         k_bar = k_bar + x @ x.T / (np.linalg.norm(x @ x.T) if norm == "fro" else 1)
     return k_bar
+
+
+class Shapes(TorchDispatchMode):
+    """Records the shape of every tensor that any operation allocates (no views), forward and backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        new = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        self.seen |= {tuple(t.shape) for t in new if t.untyped_storage().data_ptr() not in given}
+        return out
 
 
 # ---- values -------------------------------------------------------------------------------------------------------
@@ -249,6 +268,36 @@ def test_dead_networks_add_nothing(norm, exact_rank):
     assert nothing.matrix.eq(0).all()
     assert nothing.truncation_error == 0
     assert alignment(many[0], nothing.matrix) == 1
+
+
+def test_many_clients_in_little_memory():
+    """60 clients, wide and narrow, in any order; at first those of 40 columns are kept, then only what they make."""
+    common, alive = draw(50, 20, seed=1) * torch.logspace(0, -2, 20, dtype=F64), []
+
+    def one(j):
+        assert sum(ref() is not None for ref in alive) <= 5, "those that are kept while it is exact"
+        a = (1 + j % 7) * common @ draw(20, 40 if j % 10 == 0 else 9, seed=j)
+        alive.append(weakref.ref(a))
+        return a
+
+    def factor(order):
+        alive.clear()
+        with Shapes() as shapes:
+            found = kernel_factor(map(one, order), rank=4, exact_rank=40)
+        assert max(shape[1] for shape in shapes.seen if shape[:1] == (50,) and shape[1:]) <= 40, "2 (4 + 16)"
+        return found
+
+    alive.clear()
+    many = [one(j) for j in range(60) if not alive.clear()]
+    k_bar = numpy_mean_kernel(many)
+    values = np.linalg.eigvalsh(k_bar)[::-1]
+    best = np.sqrt((values[4:] ** 2).sum() / (values**2).sum())
+    forth, back = factor(range(60)), factor(range(59, -1, -1))
+    for each in (forth, back):
+        tail = tail_of(each.matrix.numpy(), k_bar)
+        assert best * (1 - 1e-9) <= tail < best * 1.01
+        assert tail <= each.truncation_error < 2 * tail
+    assert up_to_scale(forth.matrix, back.matrix.numpy() @ back.matrix.numpy().T) < 0.1 * best
 
 
 def test_a_factor_is_exact_up_to_its_largest_width_and_counts_what_it_has():

@@ -24,14 +24,8 @@ ENTRIES_AT_ONCE = 2**18  # entries summed at a time, whose sums a processor's ca
 def normalize(weights: Sequence[float]) -> list[float]:
     """The weights divided by their sum.
 
-    Args:
-        weights: finite, none negative, at least one positive.
-
     Raises:
         ValueError: the weights are empty, all zero, negative, or not finite.
-
-    >>> normalize([1, 3])
-    [0.25, 0.75]
     """
     values = [float(w) for w in weights]
     if not values:
@@ -59,9 +53,6 @@ def weighted_mean(models: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
         ValueError: weights are unusable (see ``normalize``) or not one per model; names or shapes differ.
 
     Source: McMahan et al., AISTATS 2017, Algorithm 1; FedHeNN, Algorithm 1.
-
-    >>> weighted_mean([{"w": torch.tensor([1.0])}, {"w": torch.tensor([5.0])}], [3, 1])
-    {'w': tensor([2.])}
     """
     shares = _shares(models, weights)
     first = models[0]
@@ -113,20 +104,11 @@ def normalized_mean(
     equal, it is ``layer_wise_mean`` up to rounding.
 
     Args:
-        models, weights: as in ``layer_wise_mean``; p_k are the weights divided by their sum over those who have l.
+        models, weights, base: as in ``layer_wise_mean``, with the same errors; w is ``base``, of floating-point
+            tensors, and p_k are the weights divided by their sum over those who have l.
         normalizers: a_k > 0, one per model (`normalizer`).
-        base: w, floating-point tensors; what no model of positive weight has is returned as a copy.
-
-    Returns:
-        A new mapping with the names, order and dtypes of ``base``.
-
-    Raises:
-        ValueError: as ``layer_wise_mean``.
 
     Source: Wang et al. (FedNova), NeurIPS 2020, eq. 6.
-
-    >>> normalized_mean([{"w": torch.tensor([2.0])}, {"w": torch.tensor([4.0])}], [1, 1], [1, 4], {"w": torch.zeros(1)})
-    {'w': tensor([3.7500])}
     """
     parts = _parts(models, weights, base)
     moved = {}
@@ -232,9 +214,6 @@ def normalizer(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
         steps: tau, optimizer steps taken, at least 0. momentum: rho in [0, 1). pull: b, from 0 to below 1.
 
     Source: Wang et al. (FedNova), NeurIPS 2020, section 4.1.
-
-    >>> normalizer(5), round(normalizer(2, momentum=0.9), 9), normalizer(2, pull=0.5)
-    (5.0, 2.9, 1.5)
     """
     a = m = 0.0
     for _ in range(steps):
@@ -246,16 +225,9 @@ def normalizer(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
 def model_gains(loss: float, losses: Sequence[float], distances: Sequence[float]) -> Tensor:
     """delta_n = (L(w) - L(w_n)) / ||w_n - w||: how much a model gains for every step in a candidate's direction.
 
-    Args:
-        loss: L(w). losses: L(w_n), one per candidate. distances: ||w_n - w||, one per candidate.
-
-    Returns:
-        (M,) float32; 0 for a candidate that is the model itself, and where a loss is not finite.
+    (M,) float32; 0 for a candidate that is the model itself, and where a loss is not finite.
 
     Source: FedFomo (Zhang et al., ICLR 2021), section 3.
-
-    >>> model_gains(2.0, [1.0, 3.0, 0.0], [2.0, 0.5, 0.0])
-    tensor([ 0.5000, -2.0000,  0.0000])
     """
     gain = loss - torch.tensor(losses, dtype=torch.float64)
     away = torch.tensor(distances, dtype=torch.float64)
@@ -267,9 +239,6 @@ def normalize_positive(delta: Tensor) -> Tensor:
     """omega_n = max(delta_n, 0), divided by their sum; all 0 where none is positive. (M,) to (M,).
 
     Source: FedFomo, section 3.
-
-    >>> normalize_positive(torch.tensor([1.0, -2.0, 3.0])), normalize_positive(torch.tensor([-1.0]))
-    (tensor([0.2500, 0.0000, 0.7500]), tensor([0.]))
     """
     positive = delta.clamp(min=0)
     total = positive.sum()
@@ -281,16 +250,9 @@ def interpolate_towards(
 ) -> dict[str, Tensor]:
     """W + sum_n omega_n (W_n - W), name by name; of a tensor that W_n does not have, W_n counts as W.
 
-    Args:
-        model: W by name. others: W_n, each any subset of the names, in the same shapes. shares: omega_n.
-
-    Returns:
-        New tensors as those of ``model``; sums are float64, so that a share of 1 gives W_n itself.
+    New tensors; sums are float64, so that a share of 1 gives W_n itself.
 
     Source: FedFomo, section 3.
-
-    >>> interpolate_towards({"w": torch.tensor([1.0])}, [{"w": torch.tensor([5.0])}, {}], [0.5, 0.5])
-    {'w': tensor([3.])}
     """
     mixed = {}
     for name, tensor in model.items():
@@ -303,12 +265,7 @@ def interpolate_towards(
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """||a - b||, the Euclidean norm over the entries of all tensors that both have, 0-d float64.
-
-    >>> a, b = {"w": torch.tensor([3.0, 0.0])}, {"w": torch.tensor([0.0, 4.0]), "v": torch.ones(1)}
-    >>> distance(a, b)
-    tensor(5., dtype=torch.float64)
-    """
+    """||a - b||, the Euclidean norm over the entries of all tensors that both have, 0-d float64."""
     gaps = [(in_float64(a[name]) - in_float64(b[name])).flatten() for name in a if name in b]
     norm: Tensor = torch.linalg.vector_norm(torch.cat(gaps or [torch.zeros(0, dtype=torch.float64)]))
     return norm

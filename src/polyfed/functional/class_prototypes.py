@@ -27,9 +27,7 @@ def class_means(
     and nothing waits for it; one without float64 adds in float32.
 
     Args:
-        z_ND: representations; no gradient is kept.
-        y_N: their classes, integers in [0, C), in main memory.
-        classes: C, the number of classes of the task.
+        z_ND: representations; no gradient is kept. y_N: their classes, in [0, classes), in main memory.
         there_N: the classes where the representations lie, if they are known there.
 
     Returns:
@@ -211,21 +209,13 @@ def _mean_of_known(values_N: Tensor, known_N: Tensor, w_N: Tensor) -> Tensor:
 
 
 def nearest_prototype_scores(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
-    """Scores (N, C): minus the Euclidean distance to each class's prototype, minus infinity where there is none.
-
-    >>> nearest_prototype_scores(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([1]), classes=2)
-    tensor([[-inf, -5.]])
-    """
+    """Scores (N, C): minus the Euclidean distance to each class's prototype, minus infinity where there is none."""
     distances_NS = torch.cdist(z_ND, prototypes_SD, compute_mode="donot_use_mm_for_euclid_dist")
     return _scores_of_known(-distances_NS, labels_S, classes)
 
 
 def most_similar(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
-    """Scores (N, C): the cosine with each class's prototype, minus infinity where there is none.
-
-    >>> most_similar(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]]), torch.tensor([1]), classes=2)
-    tensor([[  -inf, 0.8000]])
-    """
+    """Scores (N, C): the cosine with each class's prototype, minus infinity where there is none."""
     cosines_NS = F.normalize(z_ND, dim=1) @ F.normalize(prototypes_SD, dim=1).T
     return _scores_of_known(cosines_NS, labels_S, classes)
 
@@ -264,9 +254,6 @@ def soft_header_sgd_step(
     With p_m = softmax(theta z_m + b) and q_m the encoding:
     grad theta = sum_m (p_m - q_m) z_m^T,  grad b = sum_m (p_m - q_m).
 
-    Args:
-        weight_CD: theta. bias_C: b. z_MD: mixtures. encodings_MC: q, rows that sum to 1.
-
     Source: FedRE, the loss of the global classifier.
     """
     residual_MC = torch.softmax(z_MD @ weight_CD.T + bias_C, dim=1) - encodings_MC
@@ -274,12 +261,7 @@ def soft_header_sgd_step(
 
 
 def batch_class_sums(z_ND: Tensor, y_N: Tensor, w_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The weighted sum of the rows of each class (C, D), and of their weights (C,). Differentiable in z.
-
-    >>> batch_class_sums(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), torch.ones(2), classes=2)
-    (tensor([[0.],
-            [4.]]), tensor([0., 2.]))
-    """
+    """The weighted sum of the rows of each class (C, D), and of their weights (C,). Differentiable in z."""
     z_ND = widened(z_ND)
     of_class_CN = ((torch.arange(classes, device=y_N.device)[:, None] == y_N) * w_N).to(z_ND)
     with torch.autocast(z_ND.device.type, enabled=False):

@@ -254,9 +254,6 @@ def log_posterior(scores_NC: Tensor, known_C: Tensor, prior_C: Tensor) -> Tensor
     Returns:
         (N, C); -inf for classes that one of both has no rows of. Where that is all of them, the shares are those of
         `known_C`.
-
-    >>> log_posterior(torch.zeros(1, 2), torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25])).exp()
-    tensor([[0.7500, 0.2500]])
     """
     usable_C = prior_C * (known_C > 0)
     usable_C = torch.where(usable_C.any(), usable_C, known_C)

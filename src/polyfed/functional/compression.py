@@ -35,10 +35,6 @@ def quantize_columns(matrix_LR: Tensor, precision: Precision) -> dict[str, Tenso
 
     Raises:
         ValueError: not a matrix of finite numbers with rows and columns.
-
-    >>> quantize_columns(torch.tensor([[1.0, 0.0], [-127.0, 0.0]]), "int8")
-    {'values': tensor([[   1,    0],
-            [-127,    0]], dtype=torch.int8), 'scale': tensor([1., 0.])}
     """
     if matrix_LR.dim() != 2 or matrix_LR.numel() == 0 or not matrix_LR.is_floating_point():
         found = f"{matrix_LR.dtype} of shape {tuple(matrix_LR.shape)}"
@@ -101,11 +97,7 @@ _WIDTH = {"float32": 4, "float16": 2, "int8": 1}  # bytes of a number
 
 
 def quantized_nbytes(shape: tuple[int, ...], precision: Precision) -> int:
-    """Bytes of what `quantize` gives: with int8 a scale for every row, with float16 one.
-
-    >>> quantized_nbytes((10, 64), "int8"), quantized_nbytes((64,), "int8"), quantized_nbytes((10, 64), "float16")
-    (680, 68, 1284)
-    """
+    """Bytes of what `quantize` gives: with int8 a scale for every row, with float16 one."""
     scales = {"float32": 0, "float16": 1, "int8": shape[0] if len(shape) > 1 else 1}[precision]
     return _WIDTH[precision] * math.prod(shape) + 4 * scales
 
@@ -119,10 +111,6 @@ def quantize(tensor: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
 
     Args:
         tensor: floats, finite, with entries. precision: "float16" or "int8".
-
-    >>> quantize(torch.tensor([[127.0, -3.0], [0.0, 254.0]]), "int8")
-    (tensor([[127,  -3],
-            [  0, 127]], dtype=torch.int8), tensor([1., 2.]))
     """
     made = quantize_columns(_rows(tensor).T, precision)
     return made["values"].T.reshape(tensor.shape).contiguous(), made["scale"]

@@ -29,10 +29,6 @@ def confidence_weights(v_SN: Tensor, counted_SN: Tensor) -> Tensor:
     """Shares (S, N): v over its sum among those counted, 0 for the others; equal ones where all counted have v = 0.
 
     The paper's alpha. They sum to 1 for every sample, or to 0 where nobody is counted.
-
-    >>> confidence_weights(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.ones(2, 2, dtype=torch.bool))
-    tensor([[0.2500, 0.5000],
-            [0.7500, 0.5000]])
     """
     kept_SN = torch.where(counted_SN, v_SN, torch.zeros_like(v_SN))
     kept_SN = torch.where(kept_SN.sum(dim=0) > 0, kept_SN, counted_SN.to(v_SN))
@@ -50,9 +46,6 @@ def consensus(scores_SNC: Tensor) -> Consensus:
         scores_SNC: scores before the softmax.
 
     Source: Cho et al. (Fed-ET), IJCAI 2022, section 3.2, weighted consensus and diversity.
-
-    >>> consensus(torch.tensor([[[4.0, 0.0]], [[0.0, 2.0]]]))
-    Consensus(labels=tensor([0]), others=tensor([[0., 2.]]), disagreement=tensor([True]))
     """
     wide_SNC = scores_SNC.double()
     v_SN = wide_SNC.var(dim=2, correction=0)

@@ -85,15 +85,12 @@ def shallow_references(weights: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def correct_updates(g_k: Tensor, g_0: Tensor) -> Tensor:
-    """The update g_k of a deep convolution, turned by that of a shallow one.
+    """The update g_k (O, I, K, K) of a deep convolution, turned by that of a shallow one of its shape.
 
     For every kernel by itself, (g_k / ||g_k|| + theta g_0 / ||g_0||) (||g_k|| + ||g_0||) / 2 with
     theta = min(|<g_0, g_k>| / (<g_0, g_0> + 1e-7), 5).
 
     Where g_k or g_0 is zero, g_k stays as it is; entries of the result are at most 0.1 in size.
-
-    Args:
-        g_k: (O, I, K, K). g_0: the same shape.
 
     Source: the authors' code of InCo Aggregation, with which its published figures were made.
     """
@@ -113,9 +110,6 @@ def last_blocks(small: Mapping[str, Tensor], large: Mapping[str, Tensor]) -> dic
     """A small network's last blocks, and what they can learn from in a larger one.
 
     Of every stage in which the larger has more blocks, the tensors of the small network's last block.
-
-    Args:
-        small, large: two networks' tensors by name.
 
     Returns:
         Name in `small` -> names in `large`: that block and all deeper ones of the stage. None where these are not all

@@ -70,10 +70,6 @@ def random_orthogonal(rows: int, columns: int, generator: torch.Generator) -> Te
     """A random matrix (rows, columns), float32, with orthonormal rows, or columns where these are fewer.
 
     Its pseudo-inverse is its transpose.
-
-    >>> p = random_orthogonal(2, 5, torch.Generator().manual_seed(0))
-    >>> bool((p @ p.T - torch.eye(2)).abs().max() < 1e-6)
-    True
     """
     matrix = torch.empty(rows, columns, dtype=torch.float64)
     torch.nn.init.orthogonal_(matrix, generator=generator)
@@ -93,14 +89,7 @@ def pooling_matrix(size: int, to: int) -> Tensor:
 
 
 def to_common(s: Tensor, matrix: Tensor, grid: int) -> Tensor:
-    """Features in the common form.
-
-    Args:
-        s: (M, ...), see `layout`. matrix: P (C, c). grid: g.
-
-    Returns:
-        (M, 1 + g g, C), the summary first.
-    """
+    """Features (M, ...), see `layout`, in the common form (M, 1 + g g, C), the summary first; matrix is P."""
     at = layout(s.shape[1:])
     places = s[:, int(at.token) :].transpose(1, 2) if s.dim() == 3 else s
     places = places.reshape(len(s), at.channels, at.height, at.width)
@@ -111,13 +100,9 @@ def to_common(s: Tensor, matrix: Tensor, grid: int) -> Tensor:
 
 
 def from_common(u: Tensor, matrix: Tensor, shape: Sequence[int]) -> Tensor:
-    """Features of a network of its own shape, from the common form.
+    """Features (M, *shape) of a network of its own shape, from what `to_common` gives.
 
-    Args:
-        u: (M, 1 + g g, C), as `to_common` gives it. matrix: P (C, c), `random_orthogonal`. shape: of one sample.
-
-    Returns:
-        (M, *shape). What has no class token has no use for the summary.
+    matrix is P, of `random_orthogonal`. What has no class token has no use for the summary.
     """
     at = layout(shape)
     grid = math.isqrt(u.shape[1] - 1)

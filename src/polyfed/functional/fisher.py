@@ -48,11 +48,7 @@ def fisher_diagonal(model: nn.Module, x_B: Tensor, y_B: Tensor) -> dict[str, Ten
 
 
 def min_max_normalize(tensor: Tensor) -> Tensor:
-    """(t - min t) / (max t - min t), in [0, 1]; a constant tensor, for which that is 0 / 0, becomes 0.
-
-    >>> min_max_normalize(torch.tensor([2.0, 4.0, 3.0])), min_max_normalize(torch.tensor([5.0, 5.0]))
-    (tensor([0.0000, 1.0000, 0.5000]), tensor([0., 0.]))
-    """
+    """(t - min t) / (max t - min t), in [0, 1]; a constant tensor, for which that is 0 / 0, becomes 0."""
     if not tensor.numel():
         return tensor.clone()
     low, high = tensor.aminmax()

@@ -25,9 +25,6 @@ def guided_loss(
         guides_CQ: one guiding vector per class. weight: 0 is plain cross entropy.
 
     Source: Zhang et al. (FedL2G), arXiv:2410.06490, the local objective.
-
-    >>> guided_loss(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([1]), torch.ones(1), 2 * torch.ones(2, 2), 0.5)
-    tensor(2.6931)
     """
     squared_N = (found_NQ - guides_CQ[y_N]).square().mean(dim=1)
     return cross_entropy(scores_NC, y_N, w_N) + weight * weighted_mean(squared_N, w_N)

@@ -55,10 +55,8 @@ def kernel_distance(
 
     Args:
         similarity: a row of the table above.
-        a_LD: representation.
-        target_LE: the same rows of a factor of a kernel, or of another representation.
         factor: whether the target is a factor; "linear" does not need to know.
-        width: f of "rbf": each width is f times the median distance between rows; the others do not look at it.
+        width: f of "rbf"; the others do not look at it.
 
     Raises:
         ValueError: rows differ; "procrustes" with another width than A's.
@@ -78,12 +76,8 @@ def kernel_distance(
 def rbf_alignment(a_LD: Tensor, target_LE: Tensor, width_factor: float, target_is_factor: bool) -> Tensor:
     """d_CKA = 1 - CKA(K_a, target), K_a the RBF kernel of A with its own median width (0-d).
 
-    Exact on the rows given: with a minibatch of the common inputs, widths and centering are the minibatch's.
-
-    Args:
-        target_LE: a factor F, for F F^T, or else a representation, for its RBF kernel with a median width of its own.
-
-    Source: FedHeNN, eq. 5 and 6 with the RBF kernel.
+    The target is a factor F, for F F^T, or else a representation, for its RBF kernel with a median width of its own.
+    With a minibatch of the common inputs, widths and centering are the minibatch's.
     """
     same_rows(a_LD, target_LE)
     with torch.autocast(a_LD.device.type, enabled=False):

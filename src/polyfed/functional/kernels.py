@@ -44,8 +44,6 @@ def cka(a_LD: Tensor, b_LE: Tensor) -> Tensor:
     Raises:
         ValueError: not two matrices with the same number of rows.
 
-    Source: FedHeNN, eq. 4, with the centering it leaves out.
-
     >>> a = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]])
     >>> bool((cka(a, -3 * a + 1) - 1).abs() < 1e-6)
     True

@@ -41,20 +41,12 @@ class Adapter(NamedTuple):
 
 
 def product(adapter: Adapter) -> Tensor:
-    """The update s B A (O, I).
-
-    >>> product(Adapter(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0]]), scale=2.0))
-    tensor([[ 6., 12.]])
-    """
+    """The update s B A (O, I)."""
     return (adapter.scale * (adapter.b.double() @ adapter.a.double())).to(adapter.a.dtype)
 
 
 def pad(adapters: Sequence[Adapter], weights: Sequence[float], rank: int | None = None) -> Adapter:
-    """A = sum_k p_k A_k and B = sum_k p_k s_k B_k, after components of zero were added up to `rank`.
-
-    Args:
-        rank: of the result; None: the largest.
-    """
+    """A = sum_k p_k A_k and B = sum_k p_k s_k B_k, after components of zero were added up to `rank`, or the largest."""
     wanted = max(adapter.rank for adapter in adapters) if rank is None else rank
     wide = [_widened(adapter, wanted) for adapter in adapters]
     shares = normalize(weights)
@@ -127,11 +119,7 @@ def select(adapter: Adapter, kept: Sequence[int]) -> tuple[Adapter, Adapter]:
 
 
 def energy_beyond(update_OI: Tensor, rank: int) -> float:
-    """Share of the sum of squares of the singular values beyond the first `rank`; 0 for an update of zero.
-
-    >>> energy_beyond(torch.diag(torch.tensor([3.0, 1.0, 1.0])), 1)
-    0.1818...
-    """
+    """Share of the sum of squares of the singular values beyond the first `rank`; 0 for an update of zero."""
     smaller = update_OI.double() if len(update_OI) <= update_OI.shape[1] else update_OI.double().T
     # With the vectors, unused: without, PyTorch rounds otherwise when a mode, as one that counts operations, is on.
     values, _ = torch.linalg.eigh(smaller @ smaller.T)

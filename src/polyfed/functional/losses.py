@@ -15,9 +15,6 @@ def weighted_mean(values_N: Tensor, w_N: Tensor) -> Tensor:
 
     Args:
         values_N: one per row, finite. w_N: row weights, not negative; 0 for padding rows.
-
-    >>> weighted_mean(torch.tensor([1.0, 5.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]))
-    tensor(3.)
     """
     if has_torch_function_variadic(values_N, w_N):
         own: Tensor = handle_torch_function(weighted_mean, (values_N, w_N), values_N, w_N)
@@ -36,9 +33,6 @@ def task_loss(outputs_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
 
     Args:
         outputs_NC: scores before the softmax; for numbers (N, 1). y_N: classes, or float targets. w_N: row weights.
-
-    >>> task_loss(torch.tensor([[3.0]]), torch.tensor([1.0]), torch.ones(1))
-    tensor(4.)
     """
     if y_N.is_floating_point():
         return mse_loss(_wide(outputs_NC), y_N[:, None], w_N)
@@ -66,10 +60,7 @@ def cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
 
 
 def mean_cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
-    """`cross_entropy` of what fits. A `TorchFunctionMode` may compute it in its own way.
-
-    Args:
-        logits_NC: scores before the softmax. y_N: classes, int64 in [0, C). w_N: row weights.
+    """`cross_entropy` of what fits, classes as int64. A `TorchFunctionMode` may compute it in its own way.
 
     >>> mean_cross_entropy(torch.zeros(1, 2), torch.tensor([0]), torch.ones(1))  # log 2
     tensor(0.6931)
@@ -84,12 +75,7 @@ def mean_cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
 def kl_divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
     """KL(softmax(teacher) || softmax(logits)): summed over classes, weighted mean over the rows.
 
-    Args:
-        logits_NC: scores that are trained. teacher_NC: those to match, a constant for the gradient.
-        w_N: row weights, as in `cross_entropy`.
-
-    >>> kl_divergence(torch.zeros(1, 2), torch.tensor([[50.0, -50.0]]), torch.ones(1))  # log 2
-    tensor(0.6931)
+    The teacher is a constant for the gradient.
     """
     _check_shapes(logits_NC, teacher_NC, w_N)
     log_p, log_q = (torch.log_softmax(_wide(one), dim=1) for one in (teacher_NC.detach(), logits_NC))
@@ -103,15 +89,7 @@ def multi_exit_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma:
     L_j = CE(o_j, y) + gamma T^2 KL(softmax(o_m / T) || softmax(o_j / T)) for j < m, the last exit being a constant in
     the latter; L_m = CE(o_m, y).
 
-    Args:
-        exits_NC: logits o_1 to o_m, the deepest last. y_N: classes. w_N: row weights, as in `cross_entropy`.
-        gamma: weight of the distillation, 0 is none. temperature: T > 0.
-
     Source: Ilhan, Su and Liu (ScaleFL), CVPR 2023.
-
-    >>> zeros = torch.zeros(1, 2)
-    >>> multi_exit_loss([zeros, zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0, 3.0)  # log 2
-    tensor(0.6931)
     """
     m = len(exits_NC)
     last_NC = exits_NC[-1]
@@ -126,15 +104,9 @@ def multi_exit_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma:
 def mutual_exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, weight: Tensor | float) -> Tensor:
     """sum_i CE(o_i, y) + weight / (m - 1) sum_i sum_{j != i} KL(softmax o_j || softmax o_i) over the exits i = 1..m.
 
-    Args:
-        exits_NC: logits o_1 to o_m of a network's exits; o_j is a constant in KL. y_N: classes. w_N: row weights, as
-            in `cross_entropy`. weight: of the distillation; the number 0 leaves it out.
+    o_j is a constant in KL; the number 0 as weight leaves the distillation out.
 
     Source: Kim et al. (DepthFL), ICLR 2023.
-
-    >>> zeros = torch.zeros(1, 2)
-    >>> mutual_exits_loss([zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0)  # 2 log 2: equal ones agree
-    tensor(1.3863)
     """
     total = torch.stack([cross_entropy(logits_NC, y_N, w_N) for logits_NC in exits_NC]).sum()
     if len(exits_NC) == 1 or (isinstance(weight, float) and not weight):
@@ -149,14 +121,7 @@ def mutual_exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, weig
 
 
 def mse_loss(found_ND: Tensor, target_ND: Tensor, w_N: Tensor) -> Tensor:
-    """mean_d (found - target)^2, weighted mean over the rows.
-
-    Args:
-        found_ND: what is trained. target_ND: what to match, a constant for the gradient. w_N: as in `cross_entropy`.
-
-    >>> mse_loss(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
-    tensor(2.5000)
-    """
+    """mean_d (found - target)^2, weighted mean over the rows; the target is a constant for the gradient."""
     _check_shapes(found_ND, target_ND, w_N)
     return weighted_mean((found_ND - target_ND.detach()).square().mean(dim=1), w_N)
 
@@ -170,16 +135,9 @@ def _check_shapes(found_NK: Tensor, target_NK: Tensor, w_N: Tensor) -> None:
 def model_contrastive_loss(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temperature: float, w_N: Tensor) -> Tensor:
     """-log[e^(cos(z, near) / T) / (e^(cos(z, near) / T) + e^(cos(z, far) / T))], weighted mean over the rows.
 
-    Args:
-        z_ND: representations that are trained. near_ND, far_ND: where they should and should not point; constants for
-            the gradient.
-        temperature: T > 0. w_N: row weights, as in `cross_entropy`.
+    near and far are constants for the gradient.
 
     Source: Li, He and Song (MOON), CVPR 2021, eq. 3.
-
-    >>> z = torch.eye(2)
-    >>> model_contrastive_loss(z, z, -z, 0.5, torch.ones(2))  # log(1 + e^-4)
-    tensor(0.0181)
     """
     others = (near_ND.detach(), far_ND.detach())
     logits_N2 = torch.stack([F.cosine_similarity(z_ND, other, dim=1) for other in others], dim=1) / temperature
@@ -195,9 +153,6 @@ def mask_absent_classes(logits_NC: Tensor, present_C: Tensor) -> Tensor:
         logits_NC: scores before the softmax. present_C: bool; classes beyond its end count as absent.
 
     Source: HeteroFL (Diao et al., ICLR 2021), section 3, masked cross entropy.
-
-    >>> mask_absent_classes(torch.tensor([[3.0, 5.0, 7.0]]), torch.tensor([True, False]))
-    tensor([[3., 0., 0.]])
     """
     rest = logits_NC.shape[1] - len(present_C)
     return torch.where(F.pad(present_C, (0, rest)), logits_NC, torch.zeros_like(logits_NC))

@@ -31,10 +31,6 @@ def encode(tensors: Mapping[str, Tensor], energy: float, exempt: Collection[str]
 
     Args:
         tensors: by name, finite. energy: share to keep, above 0 and at most 1. exempt: names that stay as they are.
-
-    >>> outer = torch.outer(torch.arange(1.0, 5.0), torch.ones(6))
-    >>> {name: {k: tuple(t.shape) for k, t in g.items()} for name, g in encode({"w": outer}, 0.9).items()}
-    {'left': {'w': (4, 1)}, 'scale': {'w': (1,)}, 'right': {'w': (1, 6)}}
     """
     found: Encoded = {group: {} for group in GROUPS}
     for name, tensor in tensors.items():

@@ -28,9 +28,6 @@ def grow_mask(mask: Tensor, delta: Tensor, share: float, limit: float) -> Tensor
         share: in [0, 1]. limit: in [0, 1].
 
     Source: FedSelect (Tamirisa et al., CVPR 2024), and its code.
-
-    >>> grow_mask(torch.tensor([True, False, False, False, False]), torch.tensor([9.0, 1, 3, 3, 2]), 0.5, 0.8)
-    tensor([ True, False,  True,  True, False])
     """
     more = mask.flatten().clone()
     open_places = (~more).nonzero().flatten()
@@ -41,11 +38,7 @@ def grow_mask(mask: Tensor, delta: Tensor, share: float, limit: float) -> Tensor
 
 
 def pack_bits(mask: Tensor) -> Tensor:
-    """Eight entries of a mask in a byte, the first in the lowest bit; (ceil(n / 8),) uint8.
-
-    >>> pack_bits(torch.tensor([True, False, False, True, False, False, False, False, True]))
-    tensor([9, 1], dtype=torch.uint8)
-    """
+    """Eight entries of a mask in a byte, the first in the lowest bit; (ceil(n / 8),) uint8."""
     bits = torch.nn.functional.pad(mask.flatten().to(torch.uint8), (0, -mask.numel() % 8)).reshape(-1, 8)
     return (bits << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(dim=1, dtype=torch.uint8)
 
@@ -142,9 +135,6 @@ def magnitude_threshold(tensors: Sequence[Tensor], share: float) -> Tensor:
 
     Args:
         tensors: at least one entry in all. share: in (0, 1].
-
-    >>> magnitude_threshold([torch.tensor([-3.0, 1.0]), torch.tensor([[2.0, -0.5]])], 0.5)
-    tensor(2.)
     """
     count = sum(tensor.numel() for tensor in tensors)
     kept = max(1, int(share * count + 1e-9))  # 0.29 * 100 is a little less than 29
@@ -162,12 +152,6 @@ def keep_large(tensor: Tensor, theta: Tensor) -> Tensor:
         tensor: any shape. theta: 0-d, not negative; 0 leaves nothing out, with the plain gradient.
 
     Source: Wu et al. (FIARSE), NeurIPS 2024, threshold-controlled biased gradient descent.
-
-    >>> x = torch.tensor([2.0, -1.0, 0.5], requires_grad=True)
-    >>> y = keep_large(x, torch.tensor(1.0))
-    >>> y.sum().backward()
-    >>> y.detach(), x.grad  # 1 + 4 / 9, 1 + 2 / 4
-    (tensor([ 2., -1.,  0.]), tensor([1.4444, 1.5000, 0.0000]))
     """
     x = tensor.detach()
     magnitude = x.abs()

@@ -32,18 +32,9 @@ class Interval(NamedTuple):
 
 
 def logit_of_true_class(logits: Tensor, y: Tensor) -> Tensor:
-    """log(p / (1 - p)) of the true class, p the softmax; steady where p comes out as 1.
-
-    Args:
-        logits: (N, C), C at least 2. y: (N,) int64.
-
-    Returns:
-        (N,) float64.
+    """log(p / (1 - p)) of the true class of logits (N, C), p the softmax; steady where p comes out as 1. (N,) float64.
 
     Source: Carlini et al., section VI.A.
-
-    >>> round(float(logit_of_true_class(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))), 6)
-    2.0
     """
     scores = logits.double()
     own = functional.one_hot(y, scores.shape[1]).bool()
@@ -65,9 +56,6 @@ def likelihood_ratio(target: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
     Args:
         target: (N,) scores t of the attacked model. shadows: (S, N) of the shadow models.
         inside: (S, N) bool, whether the row was in the shadow model's training data.
-
-    Returns:
-        (N,) float64.
 
     Raises:
         ValueError: a row has fewer than two shadow models on a side.
@@ -104,9 +92,6 @@ def roc(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises:
         ValueError: no member, or nobody else.
-
-    >>> roc(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([True, False, True]))
-    (tensor([0., 0., 1., 1.], dtype=torch.float64), tensor([0.0000, 0.5000, 0.5000, 1.0000], dtype=torch.float64))
     """
     _check(member)
     _, place = scores.unique(sorted=True, return_inverse=True)

@@ -34,9 +34,6 @@ def class_counts(y: Tensor, predicted: Tensor, classes: int, sizes: Sequence[int
         y, predicted: (N,) int64 class numbers, 0-based, on the CPU.
         classes: C; more columns are added where a number asks for them.
         sizes: of the sets; default: there is one.
-
-    >>> class_counts(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).right
-    tensor([[1, 1]])
     """
     count = 1 if sizes is None else len(sizes)
     if len(y):
@@ -56,15 +53,7 @@ def class_pairs(y: Tensor, predicted: Tensor) -> Tensor:
 
 
 def confusion_matrix(pairs: Tensor, classes: int) -> Tensor:
-    """How often each true class was taken for each class: (C, C) int64; rows the true class, columns the predicted one.
-
-    Args:
-        pairs: see `class_pairs`. classes: C.
-
-    >>> confusion_matrix(class_pairs(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1])), 2)
-    tensor([[1, 1],
-            [0, 1]])
-    """
+    """How often each true class was taken for each class: (C, C) int64; rows are true, columns predicted classes."""
     true, predicted, counts = pairs.long().unbind(dim=1)
     whole = torch.zeros((classes, classes), dtype=torch.int64)
     whole[true, predicted] = counts
@@ -124,13 +113,9 @@ def calibration_error(scores: Tensor, y: Tensor, bins: int = 15) -> float:
 
     Args:
         scores: (N, K) of the classes 0..K-1; minus infinity rules a class out. y: (N,) int64.
-        bins: how many.
 
     Returns:
         In [0, 1]; NaN without samples, or where a row of scores gives no probabilities.
-
-    >>> round(calibration_error(torch.tensor([[0.9, 0.1], [0.8, 0.2]]).log(), torch.tensor([0, 1])), 4)
-    0.45
     """
     share = scores.double().softmax(dim=1)
     if len(y) == 0 or bool(share.isnan().any()):
@@ -144,11 +129,7 @@ def calibration_error(scores: Tensor, y: Tensor, bins: int = 15) -> float:
 
 
 def rmse(predicted: Tensor, y: Tensor) -> float:
-    """Root of the mean squared error of numbers (N,), in the unit of y; NaN without samples.
-
-    >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
-    2.0
-    """
+    """Root of the mean squared error of numbers (N,), in the unit of y; NaN without samples."""
     return math.sqrt(float((predicted.double() - y.double()).square().mean())) if len(y) else math.nan
 
 
@@ -165,9 +146,6 @@ def r2(predicted: Tensor, y: Tensor) -> float:
     """Coefficient of determination: 1 - sum (y - predicted)^2 / sum (y - mean of y)^2.
 
     At most 1; 0 for predicting the mean of y; NaN where y does not vary, or there is no sample.
-
-    >>> r2(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]))
-    0.5
     """
     y = y.double()
     spread = float((y - y.mean()).square().sum()) if len(y) else 0.0

@@ -13,15 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[nn.Module]:
-    """Eval mode inside; afterwards every submodule has its own training flag back (a frozen part stays frozen).
-
-    >>> net = nn.Sequential(nn.Dropout().eval(), nn.Dropout())
-    >>> with eval_mode(net):
-    ...     [m.training for m in net]
-    [False, False]
-    >>> [m.training for m in net]
-    [False, True]
-    """
+    """Eval mode inside; afterwards every submodule has its own training flag back (a frozen part stays frozen)."""
     with _kept_flags(list(module.modules())):
         yield module.eval()
 
@@ -106,11 +98,7 @@ def has_batchnorm(module: nn.Module) -> bool:
 
 
 def dropout_layers(module: nn.Module) -> list[nn.Module]:
-    """The layers that drop entries in training.
-
-    >>> dropout_layers(nn.Sequential(nn.Dropout(0.0), nn.Dropout1d(0.5)))
-    [Dropout1d(p=0.5, inplace=False)]
-    """
+    """The layers that drop entries in training."""
     return [m for m in module.modules() if isinstance(m, _DropoutNd) and m.p > 0]
 
 

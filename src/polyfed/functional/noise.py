@@ -55,12 +55,7 @@ class KeyedUniforms:
         self._key, self._count = key, 0
 
     def __call__(self, shape: Sequence[int]) -> Tensor:
-        """The next numbers, as float64 of this shape.
-
-        >>> uniforms = KeyedUniforms(bytes(32))
-        >>> uniforms((2, 3)).shape
-        torch.Size([2, 3])
-        """
+        """The next numbers, as float64 of this shape."""
         wanted = math.prod(shape)
         blocks = [self._block(min(_BLOCK, wanted - begin)) for begin in range(0, wanted, _BLOCK)]
         return torch.cat([*blocks, torch.zeros(0, dtype=torch.float64)]).view(tuple(shape))
@@ -77,12 +72,7 @@ class KeyedUniforms:
 
 
 class KeyedGaussian(KeyedUniforms):
-    """A stream of N(0, 1), likewise: sums of four numbers of Box and Muller's transform, halved.
-
-    >>> normals = KeyedGaussian(bytes(32))
-    >>> normals((2, 3)).shape
-    torch.Size([2, 3])
-    """
+    """A stream of N(0, 1), likewise: sums of four numbers of Box and Muller's transform, halved."""
 
     def _block(self, wanted: int) -> Tensor:
         pairs = 2 * max(wanted, 2)

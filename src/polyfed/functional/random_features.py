@@ -55,9 +55,6 @@ def draw_map(
         categories: of rows of a table, per feature, how many categories there are, 0 for a number.
         words: V, how many ids there are; 0: not known, so that ids share `features` counts.
         unit: whether rows of features have norm 1; not of ids.
-
-    >>> [name for name in draw_map(torch.zeros(1, 3, 32, 32), 576, torch.Generator())]
-    ['filters', 'bias']
     """
     shape = x.shape[1:]
     if not x.is_floating_point():

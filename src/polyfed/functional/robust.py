@@ -18,11 +18,7 @@ ENTRIES_AT_ONCE = 2**18  # numbers of each vector that are looked at together
 
 
 def num_byzantine(count: int, share: float) -> int:
-    """How many of `count` clients count as hostile: a share, rounded up, of whom half and more of the others are left.
-
-    >>> [num_byzantine(count, 0.2) for count in (1, 2, 3, 5, 6, 10)]
-    [0, 0, 1, 1, 2, 2]
-    """
+    """How many of `count` clients count as hostile: a share, rounded up, so that more than half of all are not."""
     return min(math.ceil(share * count - 1e-9), (count - 1) // 2)
 
 
@@ -33,9 +29,6 @@ def trimmed_mean(vectors_KD: Tensor, cut: int) -> Tensor:
         ValueError: nothing is left.
 
     Source: Yin et al., Byzantine-robust distributed learning, ICML 2018, definition 2.
-
-    >>> trimmed_mean(torch.tensor([[1.0], [2.0], [1e9], [3.0], [-1e9]]), 1)
-    tensor([2.])
     """
     count = len(vectors_KD)
     if not 0 <= 2 * cut < count:
@@ -51,9 +44,6 @@ def median(vectors_KD: Tensor) -> Tensor:
     """The median of every coordinate; of an even number of values, the mean of the middle two. (D,)
 
     Source: Yin et al., ICML 2018, definition 1.
-
-    >>> median(torch.tensor([[1.0, -1.0], [2.0, -2.0], [1e9, -5.0]]))
-    tensor([ 2., -2.])
     """
     return trimmed_mean(vectors_KD, (len(vectors_KD) - 1) // 2)
 
@@ -67,9 +57,6 @@ def geometric_median(vectors_KD: Tensor, steps: int = 50, smoothing: float = 1e-
         steps: at most so many; `tolerance`: fewer, once a step is shorter than this times s.
 
     Source: Pillutla et al., Robust aggregation for federated learning, IEEE TSP 2022, algorithm 2.
-
-    >>> geometric_median(torch.tensor([[0.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 2.0]]))
-    tensor([1., 1.])
     """
     start = median(vectors_KD)
     distances_K = _distances(vectors_KD, start.double())
@@ -96,11 +83,6 @@ def bucket_means(vectors_KD: Tensor, size: int) -> Tensor:
 
     Source: Karimireddy et al., Byzantine-robust learning on heterogeneous datasets via bucketing, ICLR 2022,
     algorithm 1, which also draws the order that the vectors come in here.
-
-    >>> bucket_means(torch.tensor([[1.0], [3.0], [5.0], [7.0], [9.0]]), 2)
-    tensor([[2.],
-            [6.],
-            [9.]])
     """
     means = [_mean(bucket) for bucket in vectors_KD.split(size)]
     return torch.stack(means)
@@ -114,24 +96,14 @@ def _mean(vectors_KD: Tensor) -> Tensor:
 
 
 def clip_to_median_norm(vectors_KD: Tensor) -> Tensor:
-    """The vectors, those longer than the median of all their L2 norms brought to it. (K, D)
-
-    >>> clip_to_median_norm(torch.tensor([[3.0, 4.0], [0.0, 1.0], [30.0, 40.0]]))
-    tensor([[3., 4.],
-            [0., 1.],
-            [3., 4.]])
-    """
+    """The vectors, those longer than the median of all their L2 norms brought to it. (K, D)"""
     norms_K = _distances(vectors_KD, None)
     shrink_K = median_norm_factors(norms_K)
     return torch.where(shrink_K[:, None] < 1, (vectors_KD * shrink_K[:, None]).to(vectors_KD.dtype), vectors_KD)
 
 
 def median_norm_factors(sizes_K: Tensor) -> Tensor:
-    """The factors, at most 1, that bring sizes down to their median. (K,) float64
-
-    >>> median_norm_factors(torch.tensor([1.0, 2.0, 8.0])).tolist()
-    [1.0, 1.0, 0.25]
-    """
+    """The factors, at most 1, that bring sizes down to their median. (K,) float64"""
     sizes = sizes_K.double()
     bound = median(sizes[:, None])[0]
     return torch.where(sizes > bound, bound / sizes, torch.ones_like(sizes))
@@ -161,10 +133,6 @@ def krum(distances_KK: Tensor, hostile: int) -> list[int]:
 
     Source: Blanchard et al., Machine learning with adversaries, NeurIPS 2017, section 4 and the multi-Krum of 6. The
     paper's score is a sum, of equally many distances for everybody.
-
-    >>> x = torch.tensor([[0.0], [1.0], [100.0], [2.0], [0.5]])
-    >>> krum(squared_distances(x), 1)
-    [0, 1, 3, 4]
     """
     count = len(distances_KK)
     if not 0 <= hostile < max(count, 1):

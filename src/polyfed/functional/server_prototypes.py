@@ -47,9 +47,6 @@ def margin(centers_SD: Tensor, most: float) -> float:
     """The largest distance of any class's center to the nearest other one, at most `most`; `most` for a single class.
 
     Source: Zhang et al. (FedTGP), AAAI 2024, the adaptive margin.
-
-    >>> margin(torch.tensor([[0.0], [1.0], [6.0]]), 100.0), margin(torch.tensor([[0.0]]), 7.0)
-    (5.0, 7.0)
     """
     distances_SS = torch.cdist(centers_SD, centers_SD, compute_mode="donot_use_mm_for_euclid_dist")
     distances_SS.fill_diagonal_(torch.inf)
@@ -61,10 +58,6 @@ def margin_loss(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, margin
 
     d(m, c) is the Euclidean distance of row m and prototype c; its gradient at distance 0 is 0.
 
-    Args:
-        prototypes_CD: trained. rows_MD: means received from clients, of classes labels_M (M,) int64.
-        margin: by how much a row must be nearer to its own class's prototype than to others; 0 is off.
-
     Source: FedTGP, the margin-enhanced contrastive loss.
     """
     distances_MC = torch.cdist(rows_MD, prototypes_CD, compute_mode="donot_use_mm_for_euclid_dist")
@@ -75,14 +68,7 @@ def margin_loss(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, margin
 def orthogonality(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, gamma: float) -> Tensor:
     """mean_m [1 - cos(row m, prototype of y_m)] + gamma mean over m and c != y_m of |cos(row m, prototype of c)|.
 
-    Args:
-        prototypes_CD: trained. rows_MD: means received from clients, of classes labels_M (M,) int64.
-        gamma: weight of the second term, in which prototypes become orthogonal to other classes' rows; 0 is off.
-
     Source: Guo et al. (FedORGP), 2025, eq. 3 to 5 with lambda_s = 1.
-
-    >>> orthogonality(torch.eye(2), torch.tensor([[0.0, 3.0]]), torch.tensor([0]), 0.5)
-    tensor(1.5000)
     """
     cosines_MC = F.normalize(rows_MD, dim=1) @ F.normalize(prototypes_CD, dim=1).T
     own_MC = F.one_hot(labels_M, len(prototypes_CD)).to(cosines_MC)
@@ -148,10 +134,6 @@ def draw_anchors(classes: int, features: int, draws: torch.Generator) -> Tensor:
     as BatchNorm does in training mode, which leaves biases without effect.
 
     Source: Zhou et al. (FedSA), AAAI 2025, the projection of class embeddings; its layers from the authors' code.
-
-    >>> anchors = draw_anchors(3, 4, torch.Generator().manual_seed(0))
-    >>> anchors.shape, bool((anchors >= 0).all())
-    (torch.Size([3, 4]), True)
     """
     hidden_CD = torch.randn(classes, features, generator=draws)
     for _ in range(2):
@@ -166,9 +148,6 @@ def mean_nearest_distance(rows_SD: Tensor) -> Tensor:
     """The mean over the rows, of two or more, of the Euclidean distance to the nearest other one, 0-d.
 
     Source: FedSA, the margin between classes.
-
-    >>> mean_nearest_distance(torch.tensor([[0.0], [1.0], [6.0]]))  # (1 + 1 + 5) / 3
-    tensor(2.3333)
     """
     distances_SS = torch.cdist(rows_SD, rows_SD, compute_mode="donot_use_mm_for_euclid_dist")
     distances_SS.fill_diagonal_(torch.inf)
@@ -178,17 +157,9 @@ def mean_nearest_distance(rows_SD: Tensor) -> Tensor:
 def margin_contrastive_loss(z_ND: Tensor, y_N: Tensor, w_N: Tensor, anchors_CD: Tensor, margin: Tensor) -> Tensor:
     """CE(-(d(n, c) + margin [c = y_n]) over all c, y_n), weighted mean over the rows.
 
-    d(n, c) is the Euclidean distance of row n and anchor c; its gradient at distance 0 is 0.
-
-    Args:
-        z_ND: representations that are trained. y_N: classes. w_N: row weights, as in `losses.cross_entropy`.
-        anchors_CD: constants for the gradient. margin: 0-d, by how much the own class's anchor must be nearer.
+    d(n, c) is the Euclidean distance of row n and anchor c, a constant for the gradient, which is 0 at distance 0.
 
     Source: FedSA, margin-enhanced contrastive learning.
-
-    >>> rows, anchors = torch.tensor([[0.0]]), torch.tensor([[0.0], [2.0]])
-    >>> margin_contrastive_loss(rows, torch.tensor([0]), torch.ones(1), anchors, torch.tensor(2.0))  # log 2
-    tensor(0.6931)
     """
     distances_NC = torch.linalg.vector_norm(z_ND[:, None] - anchors_CD.detach()[None], dim=2)
     is_own_NC = y_N[:, None] == torch.arange(len(anchors_CD), device=y_N.device)
@@ -202,17 +173,8 @@ def spread(rows_SD: Tensor, steps: int) -> Tensor:
     energy -sum over pairs of log ||p_i - p_j||;  v <- 0.9 v + lr force,  p <- (p + v) / ||p + v||.  lr is 0.1, times
     0.95 after every tenth step. Up to D + 1 rows end at equal angles, all cosines -1 / (S - 1).
 
-    Args:
-        rows_SD: at least one. steps: 0 only brings the rows to length 1; a row of zeros has none.
-
-    Returns:
-        (S, D), of the type of `rows_SD`.
-
     Source: Lee, Shin and Choi (ProtoNorm), arXiv:2507.04310, prototype alignment; the step sizes are the authors'
     code's.
-
-    >>> round(float(spread(torch.tensor([[3.0, 1.0], [1.0, 1.0]]), 200).prod(0).sum()), 4)  # opposite directions
-    -1.0
     """
     p_SD = F.normalize(rows_SD.double(), dim=1)
     v_SD = torch.zeros_like(p_SD)

@@ -22,13 +22,7 @@ from polyfed.functional.centering import widened
 def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str) -> dict[str, Tensor]:
     """The gradient that moves the intermediate tensors, with an a and a b of its own for each of them.
 
-    Args:
-        g_local: G_local by name.
-        g_in: G_IN by name; same names and shapes.
-        mode: a row of the table at the top of this file.
-
-    Returns:
-        New tensors, in the order of ``g_local`` and the dtypes of ``g_in``.
+    mode is a row of the table above. New tensors, in the order of ``g_local`` and the dtypes of ``g_in``.
     """
     combined = {}
     for name, local in g_local.items():

@@ -48,7 +48,6 @@ class FedNova(FedProx):
         name="fednova",
         paper="Wang et al., NeurIPS 2020",
         up="P + 2",
-        states="server: w",
         form={
             "model": upload_forms.as_sent,
             "n": upload_forms.SAMPLES,

@@ -9,7 +9,7 @@ PYTHONS = python3 python3.14 python3.13 python3.12 python3.11
 # The extras of what is installed: make install, install-dev, install-all ...
 EXTRAS_run =
 EXTRAS_dev = dev,flower,naturals,privacy,ray
-EXTRAS_all = dev,docs,flower,hub,naturals,onnx,privacy,ray,tensorboard,vision
+EXTRAS_all = dev,docs,flower,hub,mlflow,naturals,onnx,privacy,ray,tensorboard,vision,wandb
 EXTRAS_audit = audit
 EXTRAS_docs = docs
 EXTRAS_release = release

@@ -19,7 +19,7 @@ PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 PYTHONS = nox.project.python_versions({"project": PROJECT})  # those of the classifiers
 DEMO = ("--methods", "local,fedavg,fedin,fedhenn,fedgh", "--seeds", "0", "--out", "runs")
 # What the lowest versions are tried with. Not `vision`: each torchvision fits one PyTorch only.
-EXTRAS = ("dev", "flower", "hub", "naturals", "onnx", "privacy", "ray", "tensorboard")
+EXTRAS = ("dev", "flower", "hub", "mlflow", "naturals", "onnx", "privacy", "ray", "tensorboard", "wandb")
 EXTRAS_TESTS = (
     "tests/loggers",
     "tests/data/test_hub.py",

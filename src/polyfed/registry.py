@@ -394,5 +394,7 @@ LOGGERS = Registry(
     {
         "console": "polyfed.loggers.console:Console",
         "tensorboard": "polyfed.loggers.tensorboard:TensorBoard",
+        "mlflow": "polyfed.loggers.mlflow:MLflow",
+        "wandb": "polyfed.loggers.wandb:WandB",
     },
 )

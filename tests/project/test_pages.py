@@ -179,10 +179,11 @@ def test_the_keys_that_pages_name_are_keys_of_recipes() -> None:
 
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\w")
-# those of Flower, TensorBoard, Ray, Slurm, flock and Docker; "--option" stands for any
+# those of Flower, TensorBoard, MLflow, Ray, Slurm, flock and Docker; "--option" stands for any
 OTHER_PROGRAMS = {
     *("--array", "--cpus-per-task", "--gpus-per-task", "--job-name", "--nonblock", "--output", "--time"),
     *("--build-arg", "--rm", "--tag", "--user", "--volume", "--wheel"),
+    *("--backend-store-uri", "--port"),
     *("--disable-runtime-dependency-installation", "--enable-supernode-auth", "--logdir", "--option"),
     *("--run-config", "--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--stream"),
 }

@@ -45,7 +45,7 @@ TargetAccuracy = Annotated[
 ]
 Loggers = Annotated[
     list[str] | None,
-    typer.Option("--logger", metavar="NAME", help="Live curves: tensorboard."),
+    typer.Option("--logger", metavar="NAME", help="Live curves: tensorboard, mlflow or wandb. May be repeated."),
 ]
 Trust = Annotated[
     bool,

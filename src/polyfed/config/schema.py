@@ -228,7 +228,9 @@ class RunSettings(Settings):
     )
     out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
     label: str | None = Field(None, description="name of the run in tables; default: the method's")
-    loggers: list[Literal["tensorboard"]] = Field([], description="who shows the run beside the console: live curves")
+    loggers: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
+        [], description="who shows the run beside the console: curves, in the last two the recipe and report, too"
+    )
     paper_tables: list[str] = Field([], description="papers' tables to stand beside the results: ['fedgh/table3']")
     preset: str | None = Field(None, description="kept by a run: the presets that were laid over its recipe")
     preset_note: str | None = Field(None, description="kept by a run: their notes")

@@ -4,7 +4,7 @@
     result.json      written when the run is done              checkpoint/    the last two whole states
     models/          received-000.safetensors, personal-007.safetensors; index.json, which says whose they are, and
                      README.md, how each is loaded; of texts words.txt, the words that have ids
-    tensorboard/     live curves, where they were asked for
+    tensorboard/, mlflow/, wandb/     of the loggers that were asked for
     forgotten.json   of clients that were taken out: their numbers
     .lock            empty; locked by the process that is at work
 

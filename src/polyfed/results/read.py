@@ -21,7 +21,8 @@ from typing import Any
 from polyfed.errors import ConfigError
 from polyfed.places import check_name
 
-PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
+LIVE = ("tensorboard", "mlflow", "wandb")  # folders of loggers
+PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", *LIVE, "recipe.toml")  # in order of removal
 ANALYSIS = "analysis"  # folder of the figures and matrices that `polyfed plot` makes of a run
 ATTACK = "attack"  # folder of what attacks on a run have found
 COMMAND = "compare.json"  # how a comparison was made
@@ -112,7 +113,8 @@ def check_links(folder: Path) -> None:
         place = waiting.pop()
         try:
             mode = place.lstat().st_mode
-            if stat.S_ISDIR(mode):
+            is_foreign = place.parent == folder / "wandb" and "run-" in place.name  # written by it alone, with links
+            if stat.S_ISDIR(mode) and not is_foreign:
                 waiting += place.iterdir()
         except OSError:  # not there, or not to be read, which the reader finds out
             continue
@@ -124,12 +126,12 @@ def check_links(folder: Path) -> None:
             )
 
 
-def flat_table(table: Mapping[str, Any], between: str = ".") -> dict[str, Any]:
-    """Dotted key -> value, of a table and of those in it. between: what stands in the dot's place."""
+def flat_table(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted key -> value, of a table and of those in it."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            found |= {f"{key}{between}{inner}": own for inner, own in flat_table(value, between).items()}
+            found |= {f"{key}.{inner}": own for inner, own in flat_table(value).items()}
         else:
             found[key] = value
     return found

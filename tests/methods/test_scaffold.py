@@ -38,7 +38,7 @@ def parameters(*architectures):
 def test_rounds_by_hand(control, momentum, aggregation):
     """Five rounds of two out of three clients, under a falling rate; the correction lies inside the momentum."""
     members, c, c_k, signs = two_parameter_clients(3), np.zeros(2), np.zeros((3, 2)), set()
-    method = SCAFFOLD(control=control, server_lr=0.6, aggregation=aggregation)
+    method = SCAFFOLD(variates=control, server_lr=0.6, aggregation=aggregation)
     settings = {
         "rounds": 5,
         "local_epochs": 3,
@@ -144,7 +144,7 @@ def test_c_stays_the_mean_when_uploads_are_lost(aggregation):
 
 
 def test_option_two_needs_a_rate():
-    with pytest.raises(ConfigError, match=r"'II' divides by training\.lr, got 0"):
-        rounds(SCAFFOLD(control="II"), clients(["deep"]), lr=0.0)
+    with pytest.raises(ConfigError, match=r"'II' divide by training\.lr, got 0"):
+        rounds(SCAFFOLD(variates="II"), clients(["deep"]), lr=0.0)
     history = rounds(SCAFFOLD(), clients(["deep"]), lr=0.0)
     assert same(shared(history[0].before), shared(history[1].after))

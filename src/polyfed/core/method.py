@@ -505,8 +505,11 @@ class Method:
     # records and tables --------------------------------------------------------------------------------------
     @property
     def is_control(self) -> bool:
-        """Whether clients get something else in the place of what the others know, to show what that is worth."""
-        return False
+        """Whether clients get something else in the place of what the others know, to show what that is worth.
+
+        Here whether there is a hyperparameter `control` that is not "none".
+        """
+        return getattr(self, "control", "none") != "none"
 
     @property
     def planned(self) -> str:

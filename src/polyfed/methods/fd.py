@@ -60,10 +60,6 @@ class FD(Method):
     # targets in place of the others' outputs: the client's "own", the others' made "flat", or "uniform"
     control: Literal["none", "own", "flat", "uniform"] = "none"
 
-    @property
-    def is_control(self) -> bool:
-        return self.control != "none"
-
     requirements = Requirements(classes="it averages outputs by class")
 
     @property

@@ -68,16 +68,13 @@ class FedAvg(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        """Initialize the shared weights."""
         weight_averaging.init(server, self.aggregation)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        """Send the shared weights of the client's architecture."""
         return weight_averaging.broadcast(server, self.aggregation, client_id)
 
     @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Average the received weights."""
         models = weight_averaging.client_weights(uploads)
         shares = weight_averaging.client_shares(server, uploads, self.weighting)
         weight_averaging.average(server, self.aggregation, models, shares)
@@ -85,10 +82,8 @@ class FedAvg(Method):
     # client ------------------------------------------------------------------------------------------------
     @loads_message
     def receive(self, client: Client, message: Message) -> Context:
-        """Load the received weights."""
         load_state(client.model, get_group(message, "model"))
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        """Send the weights and the number of training samples."""
         return weight_averaging.upload(client)

@@ -73,14 +73,12 @@ class FedGen(FedAvg):
 
     @property
     def requirements(self) -> Requirements:
-        nested = self.aggregation != "same-shape"
-        instead = "use method.aggregation = 'same-shape'"
         return Requirements(
             split_model=True,
             same_feature_dim=True,
-            shared_shapes=nested,
+            shared_shapes=self.aggregation != "same-shape",
             classes="its generator draws representations by class",
-            hint=instead,
+            hint="use method.aggregation = 'same-shape'",
         )
 
     # server ------------------------------------------------------------------------------------------------
@@ -225,9 +223,8 @@ def train_generator(
     In float64, so that the order of clients has no effect. Heads stay fixed.
 
     Args:
-        weights: see `init_generator`. moments: what an earlier call left; empty at first.
-        heads: the clients' (`frozen_head`). counts_SC: their samples of each class, more than one of some class in all.
-        lr: of Adam. draws: for noise and classes, the latter in proportion to their samples.
+        moments: what an earlier call left; empty at first.
+        counts_SC: the clients' samples of each class, more than one of some class in all.
 
     Returns:
         New weights, new moments, and the mean loss over the steps.

@@ -61,10 +61,6 @@ class FedGH(TrainedHeader):
     header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
     control: Literal["none", "noise"] = "none"  # "noise": clients send noise with the mean and spread of their LARs
 
-    @property
-    def is_control(self) -> bool:
-        return self.control != "none"
-
     staleness_weighting = "uploads"
 
     # server ------------------------------------------------------------------------------------------------

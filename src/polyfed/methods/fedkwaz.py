@@ -101,7 +101,6 @@ class FedKWAZ(Method):
         return AuxiliaryModel(self.shared)
 
     def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
-        """Pair both networks, which represent in one width."""
         if own.feature_dim != auxiliary.feature_dim:
             raise ConfigError(
                 f"{self.name} needs one feature width for both networks of a client; '{own.architecture}' "
@@ -111,7 +110,6 @@ class FedKWAZ(Method):
         return JointModel(own, auxiliary)
 
     def personal_model(self, module: Any) -> nn.Module:
-        """The client's own network."""
         own: nn.Module = module.own
         return own
 

@@ -70,7 +70,6 @@ class Rule:
         server.state["adapters"] = {name: t.cpu().clone() for name, t in adapter_state(network).items()}
 
     def broadcast(self, method: FedLoRA, server: Server, client_id: int) -> Message:
-        """What a client gets beside the head."""
         rank = int(method.variant(server, client_id))
         first = {name: lora.truncate(adapter, rank) for name, adapter in _common(server).items()}
         return {"adapters": group_of(_scaled(first, method.alpha))}
@@ -86,11 +85,9 @@ class Rule:
         return {name: lora.product(adapter) for name, adapter in joined.items()}
 
     def receive(self, client: Client, message: Message) -> None:
-        """Load the adapters."""
         load_state(client.model, get_group(message, "adapters"))
 
     def upload(self, client: Client) -> Message:
-        """What the client sends beside its adapters and its head."""
         return {}
 
 

@@ -74,10 +74,6 @@ class FedMD(Method):
     control: Literal["none", "labels", "pseudo-labels"] = "none"
 
     @property
-    def is_control(self) -> bool:
-        return self.control != "none"
-
-    @property
     def requirements(self) -> Requirements:
         if not (self.public_epochs or self.digest_epochs):
             return Requirements()

@@ -55,7 +55,6 @@ class FedOpt(FedAvg):
     # server ------------------------------------------------------------------------------------------------
     @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Step from the shared weights towards the mean of those received."""
         models = weight_averaging.client_weights(uploads)
         shares = weight_averaging.client_shares(server, uploads, self.weighting)
         step = None if self.server_optimizer == "none" else functools.partial(self._step, server)

@@ -57,10 +57,6 @@ class OwnPlusCommon(ClosedForm):
     control: Literal["none", "permuted"] = "none"  # "permuted": the common model's classes are shifted by one
 
     @property
-    def is_control(self) -> bool:
-        return self.control != "none"
-
-    @property
     def requirements(self) -> Requirements:
         base = super().requirements
         why = "it shifts classes" if self.control == "permuted" else base.classes

@@ -52,7 +52,7 @@ class SCAFFOLD(FedAvg):
         form={"model": upload_forms.as_sent, "n": upload_forms.SAMPLES, "control": upload_forms.as_sent},
     )
 
-    control: Literal["mean", "II"] = "mean"  # new c_k: mean gradient of the steps, or the paper's option "II"
+    variates: Literal["mean", "II"] = "mean"  # new c_k: mean gradient of the steps, or the paper's option "II"
     server_lr: Annotated[float, Field(gt=0)] = 1.0  # step size of the server; 1: plain mean
     weighting: weight_averaging.Weighting = "uniform"  # clients count equally in w; "samples": by their samples
 
@@ -62,8 +62,8 @@ class SCAFFOLD(FedAvg):
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        if self.control == "II" and not server.training.lr:
-            raise ConfigError("scaffold: control 'II' divides by training.lr, got 0; take control 'mean'")
+        if self.variates == "II" and not server.training.lr:
+            raise ConfigError("scaffold: variates 'II' divide by training.lr, got 0; take variates 'mean'")
         super().init_server(server)
         weight_averaging.init_zeros(server, self.aggregation, _SUM)
 
@@ -98,7 +98,7 @@ class SCAFFOLD(FedAvg):
         plain = super().gradients(model, batch, context)
         correction: Mapping[str, Tensor] = context["correction"]
         grads = {name: correction[name] if g is None else g + correction[name] for name, g in plain.grads.items()}
-        raw = {name: g for name, g in plain.grads.items() if g is not None} if self.control == "mean" else {}
+        raw = {name: g for name, g in plain.grads.items() if g is not None} if self.variates == "mean" else {}
         return StepResult(grads, plain.loss, plain.sums, raw)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
@@ -111,7 +111,7 @@ class SCAFFOLD(FedAvg):
         """The new control variate c_k+, on the network's device."""
         received = client.context["received"]
         correction = client.context["correction"]
-        if self.control == "II":
+        if self.variates == "II":
             now = float_state(client.model, buffers=False)
             way = trained.steps * client.lr
             return {name: (w - now[name]) / way - correction[name] for name, w in received.items()}

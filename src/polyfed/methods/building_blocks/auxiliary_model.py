@@ -37,7 +37,6 @@ class JointModel(nn.Module):
         self.auxiliary_model = auxiliary
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of the client's own network."""
         scores: Tensor = self.own(x)
         return scores
 
@@ -68,28 +67,23 @@ class AuxiliaryModelMethod(Method):
         return AuxiliaryModel(self.shared)
 
     def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
-        """Pair both networks."""
         return JointModel(own, auxiliary)
 
     def personal_model(self, module: Any) -> nn.Module:
-        """The client's own network."""
         own: nn.Module = module.own
         return own
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        """Initialize the auxiliary model's weights and float buffers."""
         name = server.auxiliary_model
         initial = server.initial_state(name)
         server.state["auxiliary_model"] = {key: initial[key] for key in float_state(server.model(name, initial))}
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        """The auxiliary model's weights and float buffers."""
         return {"model": get_group(server.state, "auxiliary_model")}
 
     @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Average the auxiliary models received."""
         if uploads:
             server.state["auxiliary_model"] = self.average(server, uploads)
 
@@ -101,12 +95,10 @@ class AuxiliaryModelMethod(Method):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        """Load the server's auxiliary model."""
         module: Any = client.model
         load_state(module.auxiliary_model, get_group(message, "model"))
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        """The auxiliary model's weights and float buffers, and the number of samples."""
         module: Any = client.model
         return {"model": float_state(module.auxiliary_model), "n": torch.tensor(client.n)}

@@ -23,8 +23,8 @@ def distill(model: nn.Module, public: PublicData, loss: Loss, training: Training
     """Train a network in place on public inputs, whose labels are not looked at; returns the mean loss.
 
     Args:
-        model: left in eval mode. loss: of a batch.
-        training: how; its rounds are the steps, and a batch has no more inputs than there are.
+        model: left in eval mode.
+        training: its rounds are the steps, and a batch has no more inputs than there are.
         draws: for the order of the inputs, all of them before any again, and for the seed of dropout.
     """
     held = len(public)

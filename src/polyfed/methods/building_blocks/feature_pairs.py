@@ -3,15 +3,11 @@
 A pair is what enters (s_in) and what leaves (s_out) the intermediate part of a client's network, for one sample. In a
 message, pairs are the group "features": "s_in" (M, ...) and "s_out" (M, ...), row m of both from the same sample.
 
-Where clients' networks differ in width or family, pairs are sent in one common shape. A client has two matrices: P_in
-(C, c) for the channels of what enters its intermediate part, P_out (F, D) for its representation. It sends g x g places
-and their summary, with C channels, and F numbers (`functional.feature_pooling`); it takes others' inputs back through
-the transpose of P_in, and compares its own outputs by way of P_out:
+Where clients' networks differ in width or family, pairs are sent in one common shape (`functional.feature_pooling`). A
+client has two matrices: P_in (C, c) for the channels of what enters its intermediate part, P_out (F, D) for its
+representation. They are orthogonal, and a function of the run's seed and of the widths alone.
 
     l_IN = mean (P_out f(P_in' s_in; w_in) - s_out)^2
-
-The matrices are orthogonal, and a function of the run's seed and of the widths alone: networks of one width have the
-same ones.
 
 In a context: "p_in", "p_out", and "cut" (1, ...), a sample of what enters the intermediate part, for its shape.
 """
@@ -133,15 +129,9 @@ def store(server: Server, uploads: Mapping[int, Message]) -> None:
 
 
 def draw_pairs(pool: Group, receiver: int, count: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Pairs for a client, in random order, none of them its own.
+    """At most `count` pairs for a client, in random order, none of them its own and none twice.
 
-    Args:
-        pool: what `collect` gave. receiver: the client's number.
-        count: how many at most, from all other senders, without replacement; fewer where there are fewer.
-        generator: draws nothing where the result is empty.
-
-    Returns:
-        "s_in" and "s_out"; {} where nobody else has sent anything.
+    "s_in" and "s_out"; {} where nobody else has sent anything, and then nothing is drawn.
     """
     if not pool:
         return {}

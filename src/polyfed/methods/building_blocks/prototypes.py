@@ -1,11 +1,8 @@
 """Rows by class: what clients send and a server remembers of them, and learning towards class prototypes.
 
 `PrototypeMethod` is a whole method but for how the server makes its prototypes (FedProto); `TrainedPrototypes` trains
-them (FedTGP, FedORGP). FedSA takes the functions alone:
-
-Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
-           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
-A sample whose class has no prototype counts in the cross entropy alone; so does everything before there are any.
+them (FedTGP, FedORGP). FedSA takes the functions alone. A sample whose class has no prototype counts in the cross
+entropy alone; so does everything before there are any.
 """
 
 from __future__ import annotations
@@ -178,7 +175,6 @@ class PrototypeMethod(Method):
         return {"prototypes": prototypes, "known": present} if self.prototype_weight else {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """CE, and the distance to the own class's prototype."""
         z = model.represent(batch.x)
         scores = model.head(z)
         task = cross_entropy(scores, batch.y, batch.w)
@@ -210,7 +206,6 @@ class PrototypeMethod(Method):
         return nearest_prototype_scores(z, prototypes, labels, classes)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        """The class means of the trained network's representations."""
         return upload_means(client)
 
     def nbytes_in_paper(self, message: Message) -> int:
@@ -225,7 +220,7 @@ class TrainedPrototypes(PrototypeMethod):
     A method gives the loss of the fit (`server_loss`).
     """
 
-    card = dataclasses.replace(PrototypeMethod.card, states="client: last P received; server: prototype network, P")
+    card = dataclasses.replace(CARD, states="client: last P received; server: prototype network, P")
 
     server_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received means per round
     server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: prototypes stay as drawn
@@ -237,7 +232,6 @@ class TrainedPrototypes(PrototypeMethod):
         server.state["network"] = server_prototypes.init_network(server.classes, features, features, draws)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Fit the network to the class means received."""
         sent = collect(server, uploads, "prototypes")
         if sent is None:
             return
@@ -257,9 +251,5 @@ class TrainedPrototypes(PrototypeMethod):
         server.state |= {"network": network, "labels": labels, "prototypes": rows}
 
     def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> server_prototypes.Loss:
-        """The loss that the prototype network is fitted with.
-
-        Args:
-            server: of this round. means: (M, D) class means received. labels: (M,) their classes.
-        """
+        """The loss that the prototype network is fitted with, for the class means received (M, D) and their labels."""
         raise NotImplementedError(f"{type(self).__name__} defines no server_loss")

@@ -1,6 +1,7 @@
 """Pulls toward reference weights, added to the gradients: autograd takes three times as long for them.
 
-d = w - w_ref, over all entries of the parameters that take a gradient.
+d = w - w_ref, over all entries of the parameters that take a gradient; `reference` has w_ref, `step` is that of the
+loss alone, whose gradients are added to.
 """
 
 from __future__ import annotations
@@ -17,10 +18,6 @@ from polyfed.core.method import StepResult, trained_tensors
 def add_pull(step: StepResult, model: Any, reference: Mapping[str, Tensor], weight: float) -> StepResult:
     """The step of a loss plus (weight / 2) ||d||^2, whose gradient is weight d.
 
-    Args:
-        step: of the loss alone; its gradients are added to. model: as `gradients` got it.
-        reference: w_ref, with at least these names.
-
     Source: Li et al. (FedProx), MLSys 2020, eq. 2; FedIN, eq. 3.
     """
     apart = _differences(model, reference)
@@ -34,10 +31,6 @@ def add_pull_to_length(
     """The step of a loss plus (weight / 2) (||d|| - length)^2, whose gradient is weight (1 - length / ||d||) d.
 
     At d = 0 it is 0.
-
-    Args:
-        step: of the loss alone; its gradients are added to. model: as `gradients` got it.
-        reference: w_ref, with at least these names.
 
     Source: Yang et al. (FedDPA), NeurIPS 2023.
     """

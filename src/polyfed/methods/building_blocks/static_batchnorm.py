@@ -51,12 +51,7 @@ def average(
     variants: Mapping[int, str],
     kept: Mapping[int, Kept],
 ) -> None:
-    """Average what clients report, variant by variant, channel by channel.
-
-    Args:
-        plan: of the whole network. uploads: some are empty, of clients without any batch.
-        variants, kept: client number -> its variant, its channels.
-    """
+    """Average what clients report, variant by variant, channel by channel; those without any batch report nothing."""
     reports = {i: message for i, message in uploads.items() if message}
     for variant in sorted({variants[i] for i in reports}):
         members = [i for i in reports if variants[i] == variant]

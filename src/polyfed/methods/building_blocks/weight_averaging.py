@@ -122,10 +122,8 @@ def average(
 ) -> None:
     """Replace the shared weights by the mean of the clients' `models`; what nobody sent keeps its value.
 
-    Args:
-        server: holds the shared weights. aggregation: see `init`.
-        models: client number -> its weights by name. weights: client number -> its share, before normalization.
-        rate, step: see `server_step`.
+    models: client number -> its weights by name. weights: client number -> its share, before normalization. For the
+    others see `server_step`.
     """
 
     def mean(base: Group, members: list[int]) -> dict[str, Tensor]:
@@ -148,13 +146,8 @@ def server_step(
 ) -> None:
     """Move every shared model W towards V = `target` (W, its clients).
 
-    Parameters: W <- W + rate (V - W); with rate 1 W is V, bit for bit. Buffers become V. A tensor that no client sent
-    keeps its value.
-
-    Args:
-        server: holds W. aggregation: see `init`.
-        models: client number -> its weights by name.
-        step: in the place of the rate.
+    Parameters: W <- W + rate (V - W); with rate 1 W is V, bit for bit; `step` takes the place of the rate. Buffers
+    become V. A tensor that no client sent keeps its value.
     """
     names = parameter_names(server) if rate != 1 or step else frozenset()
     for shared, members in _clients_by_model(server, aggregation, models).items():

@@ -113,7 +113,7 @@ def test_data_that_cannot_be(place: Place, settings: list[str], line: str) -> No
 
 
 FIT = [
-    (["run.device=abacus"], ", got 'abacus'; PyTorch does not know it"),
+    (["run.device=abacus"], "expected a device that is here ('cpu'), got 'abacus'"),
     (["method.name=fedhenn"], "fedhenn needs 5000 public rows, got 0; set data.holdout"),
     (["method.name=fedhenn", "method.alignment_data.size=50", "data.holdout=49"], "fedhenn needs 50 public rows"),
     (["method.name=fedavg"], "fedavg needs tensors of one name to have one shape; client 1 ('digits-cnn2')"),

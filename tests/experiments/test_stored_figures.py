@@ -8,7 +8,7 @@ import pytest
 
 from polyfed.config.protocol import Protocol
 from polyfed.config.recipe import Recipe
-from polyfed.experiments.benchmark import BenchmarkRequest, BenchmarkSetting, described, first_difference
+from polyfed.experiments.benchmark import described, first_difference
 from polyfed.report.benchmark_results import SettingResult, read_results
 
 ROOT = Path(__file__).parents[2]
@@ -20,18 +20,13 @@ STORED = [
 
 
 @pytest.mark.parametrize(("suite", "stored"), STORED)
-def test_what_the_figures_have_is_not_run_again(
-    suite: Path, stored: SettingResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Else a change of a default, or of a recipe, would cost days of computing without a word."""
-    figures = ROOT / "docs" / "results" / f"benchmark-{suite.name}"
-    methods = tuple(row.name for row in stored.rows if row.control in ("", "targets"))
+def test_stored_figures_are_of_the_recipes_that_there_are(suite: Path, stored: SettingResult) -> None:
+    """A change of a default, or of a recipe, else leaves figures behind that nothing makes any more."""
     protocol = Protocol.load(suite)
-    settings = (stored.setting,)
-    request = BenchmarkRequest(suite, protocol, settings, methods, tmp_path / "out", figures, progress=True)
-    BenchmarkSetting(request, stored.setting).run("1 of 1")
-    assert f"setting {stored.setting} (1 of 1): all figures are there" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    setting = protocol.settings[stored.setting]
+    changes = protocol.overrides_of(stored.setting)
+    recipe = Recipe.load(suite / setting.recipe, changes, preset=setting.preset)
+    assert first_difference(stored.recipe, recipe) is None
 
 
 def test_figures_of_the_suite_small_are_there() -> None:

@@ -148,7 +148,7 @@ def _check_named(protocol: Protocol, settings: Sequence[_Setting]) -> None:
             raise ConfigError(f"alone_of: expected methods that send something and are no controls, got {method}")
 
 
-def _key(method: str, name: str) -> str:
+def key_of(method: str, name: str) -> str:
     """What is tuned, as --set names it: a setting of [training], or a hyperparameter of one method."""
     return name if name.startswith("training.") else f"methods.{method}.{name}"
 
@@ -192,7 +192,7 @@ class _Request:
             ConfigError: the recipe is wrong.
         """
         own = self.protocol.settings[setting]
-        tuned = [f"{_key(method, name)}={to_toml(value)}" for name, value in chosen.items()]
+        tuned = [f"{key_of(method, name)}={to_toml(value)}" for name, value in chosen.items()]
         changes = [*self.changes_of(setting), *tuned]
         recipe = Recipe.load(self.folder / own.recipe, changes, preset=own.preset, **self.run)
         shown = [change for change in tuned if change.startswith("training.")]  # the others stand in [method]
@@ -255,7 +255,7 @@ class _Setting:
     def _read_stored(self) -> SettingResult | None:
         """The figures that are there, once it is known that they are of the same recipe."""
         stored = next(iter(read_results(self.request.figures, [self.name])), None)
-        difference = None if stored is None else _first_difference(stored.recipe, self.recipe)
+        difference = None if stored is None else first_difference(stored.recipe, self.recipe)
         if difference is None:
             return stored
         key, there, here = difference
@@ -312,7 +312,7 @@ class _Setting:
                 self.name,
                 found,
                 {name: own for name, own in runs.items() if own},
-                recipe=_described(self.recipe),
+                recipe=described(self.recipe),
                 tuning=tuning,
                 trials=trials,
                 order=[self._row_name(one) for one in order],
@@ -417,10 +417,10 @@ class _Setting:
         setting = request.protocol.settings[self.name]
         changes = {".".join(keys): [value] for keys, value in map(parse_override, request.changes_of(self.name))}
         if alone:
-            changes[_key(method, "alone")] = [True]
+            changes[key_of(method, "alone")] = [True]
         tried = sweep(
             request.folder / setting.recipe,
-            changes | {_key(method, name): tried for name, tried in values.items()},
+            changes | {key_of(method, name): tried for name, tried in values.items()},
             method=method,
             seeds=request.protocol.tuning_seeds,
             out=self._tuning_folder(method, alone),
@@ -435,7 +435,7 @@ class _Setting:
         if tried.chosen is None:
             return None
         chosen = tried.chosen  # of what has several values
-        return {name: chosen.get(_key(method, name), given[0]) for name, given in values.items()}
+        return {name: chosen.get(key_of(method, name), given[0]) for name, given in values.items()}
 
     # places ---------------------------------------------------------------------------------------------------------
 
@@ -471,9 +471,9 @@ def one_beyond(values: Sequence[Any], chosen: Any) -> Any:
 # stored figures -----------------------------------------------------------------------------------------------------
 
 
-def _first_difference(stored: Mapping[str, Any], recipe: Recipe) -> tuple[str, Any, Any] | None:
+def first_difference(stored: Mapping[str, Any], recipe: Recipe) -> tuple[str, Any, Any] | None:
     """The first key in which a stored recipe is another than this one: its name, the stored value and this one's."""
-    here = flat_table(_described(recipe))
+    here = flat_table(described(recipe))
     there = flat_table(stored)
     for key, value in there.items():  # first, so that nothing is resolved, or imported, that the recipe does not name
         if here.get(key) != value:
@@ -486,7 +486,7 @@ def _first_difference(stored: Mapping[str, Any], recipe: Recipe) -> tuple[str, A
     return None
 
 
-def _described(recipe: Recipe) -> dict[str, Any]:
+def described(recipe: Recipe) -> dict[str, Any]:
     """A recipe as figures keep it: resolved, without method, run and the place of data."""
     found = recipe.choose(_LOCAL).to_dict()
     found["data"].pop("root", None)
@@ -497,7 +497,7 @@ def _described(recipe: Recipe) -> dict[str, Any]:
 def _with_new_defaults(stored: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """A stored recipe with the keys that have come since, which have their defaults."""
     try:
-        return _described(Recipe.from_dict({**stored, "method": {"name": _LOCAL}}, beside=recipe.beside))
+        return described(Recipe.from_dict({**stored, "method": {"name": _LOCAL}}, beside=recipe.beside))
     except ConfigError:
         return dict(stored)
 

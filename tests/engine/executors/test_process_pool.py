@@ -371,7 +371,7 @@ def test_a_worker_computes_with_one_thread_whatever_is_set(capfd: pytest.Capture
     assert {int(get_tensor(o.message, "threads")) for o in outcomes} == {1}
     assert HERE not in {int(get_tensor(o.message, "process")) for o in outcomes}
     assert [o.client_id for o in outcomes] == list(range(6))
-    assert capfd.readouterr().out.count("from a worker\n") == 6
+    assert capfd.readouterr().out.count("from a worker") == 6
 
 
 RAD = AlignmentData(size=20, batch=10)

@@ -41,7 +41,6 @@ def import_object(what: str, name: str, beside: Sequence[str] = ()) -> Any:
 
     Args:
         what: what it is ("method"), for messages.
-        name: as above.
         beside: folders in which the module is looked for where Python does not find it by itself.
 
     Raises:

@@ -84,13 +84,8 @@ def partial_mean(
 
     Sums are float64 and cast back, so that the mean of equal entries is that entry.
 
-    Args:
-        plan: knows every name in `base`. base: the large model's tensors.
-        parts: sub-models; a tensor that a part does not have counts as not held.
-        weights: one per part, none negative; an entry's are divided by their sum over the parts that hold it.
-
-    Returns:
-        A new mapping with the names and dtypes of `base`; tensors that no part holds are those of `base`.
+    The plan knows every name in `base`, the large model. A tensor that a part does not have counts as not held. An
+    entry's weights, none negative, are divided by their sum over the parts that hold it.
 
     Source: HeteroFL (Diao et al., ICLR 2021), eq. 3 to 6; FedRolex (Alam et al., NeurIPS 2022), eq. 2.
     """

@@ -81,10 +81,7 @@ def header_sgd_step(
 
     Only the ratios of the weights count, so a weight has no effect on a single pair. If all are 0 nothing moves.
 
-    Args:
-        weight_CD: theta. bias_C: b. z_MD: class means. y_M: their classes, integers in [0, C).
-        w_M: their weights, not negative. lr: eta_theta.
-        clip: largest norm of (grad theta, grad b) taken together; 0 or None: no limit.
+    clip is the largest norm of (grad theta, grad b) taken together; 0 or None: no limit.
 
     Source: FedGH, eq. 4; Jensen's inequality makes this a lower bound of the loss on all representations.
     """

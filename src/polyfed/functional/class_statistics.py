@@ -82,11 +82,7 @@ def add_noise(sums: Mapping[str, Tensor], noise: float, normals: Normals) -> dic
     squared effect has noise of the deviation noise / sqrt(a). What stands in S twice has sqrt(2) less, as it counts
     twice in the norm of phi phi'.
 
-    Args:
-        sums: of `sum_rows`, with products. noise: z, above 0. normals: of N(0, 1).
-
-    Returns:
-        Likewise, with counts that are floats, all on coarse grids (`noise.on_grid`).
+    All come out as floats on coarse grids (`noise.on_grid`), the counts, too.
     """
     is_diagonal = _diagonal(sums["sums"].shape[1])
     twice = {"products": torch.where(is_diagonal, 1.0, 0.5).double().sqrt()}
@@ -168,11 +164,7 @@ def discriminant(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, 
     W = A^-1 mu',  b_c = - mu_c' W_c / 2;  the mean over classes is taken from both, which changes no difference of
     scores. Classes without rows are left out: they get zeros.
 
-    Args:
-        sums: of `sum_rows`, of one row at least. shrinkage: s in (0, 1].
-
-    Returns:
-        W (D, C) and b (C,).
+    W (D, C) and b (C,), of the sums of one row at least; s in (0, 1].
 
     Source: Friedman, "Regularized discriminant analysis", JASA 1989, with lambda = 1 and gamma = s.
     """
@@ -193,11 +185,7 @@ def discriminant(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, 
 def ridge(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, Tensor]:
     """Ridge regression on centered rows: W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y),  b = mean y - mu' W.
 
-    Args:
-        sums: of `sum_rows` of numbers to predict. shrinkage: s in (0, 1); at 1 W is 0.
-
-    Returns:
-        W (D, 1) and b (1,).
+    W (D, 1) and b (1,), of sums of numbers to predict; s in (0, 1).
     """
     rows = sums["counts"].sum().double()
     mean = sums["sums"][0] / rows
@@ -212,11 +200,7 @@ def naive_bayes(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, T
 
     p(v | c) = (M_cv + a) / (sum_v M_cv + a D), a = s / (1 - s): at s = 1/2 every count is one more (Laplace).
 
-    Args:
-        sums: of `sum_rows`. shrinkage: s in (0, 1).
-
-    Returns:
-        W (D, C) and b (C,); zeros for classes without rows.
+    W (D, C) and b (C,), zeros for classes without rows; s in (0, 1).
     """
     known = sums["counts"] > 0
     added = shrinkage / (1 - shrinkage)

@@ -109,8 +109,6 @@ def quantize(tensor: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
     float16: one scale (0-d), the largest magnitude. int8: one for every row, an index of the first of two or more
     dimensions, or for the whole vector: its largest magnitude / 127; so the error is at most half of it.
 
-    Args:
-        tensor: floats, finite, with entries. precision: "float16" or "int8".
     """
     made = quantize_columns(_rows(tensor).T, precision)
     return made["values"].T.reshape(tensor.shape).contiguous(), made["scale"]

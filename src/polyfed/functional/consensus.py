@@ -42,9 +42,6 @@ def consensus(scores_SNC: Tensor) -> Consensus:
     A network is as sure of a sample, v, as the variance over the classes of its scores, which is also that of
     logarithms of probabilities. All is in float64, so that the order of the networks does not show.
 
-    Args:
-        scores_SNC: scores before the softmax.
-
     Source: Cho et al. (Fed-ET), IJCAI 2022, section 3.2, weighted consensus and diversity.
     """
     wide_SNC = scores_SNC.double()
@@ -59,8 +56,7 @@ def consensus(scores_SNC: Tensor) -> Consensus:
 def transfer_loss(scores_NC: Tensor, agreed: Consensus, diversity: float) -> Tensor:
     """The mean of CE(scores, labels), and of diversity * KL(softmax(others) || softmax(scores)) where others there are.
 
-    Args:
-        scores_NC: those of the network that learns. agreed: a constant for the gradient. diversity: lambda; 0 is off.
+    What is agreed on is a constant for the gradient; diversity is lambda.
 
     Source: Fed-ET, the server's objective.
     """

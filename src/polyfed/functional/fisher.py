@@ -17,13 +17,7 @@ _AT_ONCE = 2**24  # numbers that samples' gradients may be together: 64 MiB
 def fisher_diagonal(model: nn.Module, x_B: Tensor, y_B: Tensor) -> dict[str, Tensor]:
     """sum_n (d log p(y_n | x_n) / d w)^2, entry by entry: the square of each sample's gradient, not of their sum.
 
-    In eval mode, where no sample depends on another.
-
-    Args:
-        model: gives logits (B, C). x_B: inputs as the model takes them. y_B: classes.
-
-    Returns:
-        Trainable parameter -> tensor of its shape.
+    By the name of each trainable parameter. In eval mode, where no sample depends on another.
 
     Source: Yang et al. (FedDPA), NeurIPS 2023 (the empirical Fisher information, before the mean).
     """

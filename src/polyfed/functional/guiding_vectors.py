@@ -17,12 +17,7 @@ def guided_loss(
 ) -> Tensor:
     """CE(scores, y) + weight * mean_q (found - guide of y)^2, both weighted means over the rows.
 
-    Differentiable in the guides, too.
-
-    Args:
-        scores_NC: scores before the softmax. found_NQ: what is guided. y_N: classes.
-        w_N: row weights, as in `losses.cross_entropy`.
-        guides_CQ: one guiding vector per class. weight: 0 is plain cross entropy.
+    Differentiable in the guides, too; row weights are those of `losses.cross_entropy`.
 
     Source: Zhang et al. (FedL2G), arXiv:2410.06490, the local objective.
     """
@@ -45,10 +40,7 @@ def meta_gradient(
 
     Args:
         module: gives (scores (N, C), what is guided (N, Q)), twice differentiable; its parameters are left alone.
-        study, quiz: (x, y). lr: of the step; 0 gives 0.
-
-    Returns:
-        (C, Q), detached.
+        study, quiz: (x, y).
 
     Source: FedL2G, arXiv:2410.06490, the learning-to-guide step.
     """

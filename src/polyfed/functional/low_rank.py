@@ -29,8 +29,7 @@ Encoded = dict[str, dict[str, Tensor]]
 def encode(tensors: Mapping[str, Tensor], energy: float, exempt: Collection[str] = ()) -> Encoded:
     """The groups of the table above, those without entries left out; new tensors.
 
-    Args:
-        tensors: by name, finite. energy: share to keep, above 0 and at most 1. exempt: names that stay as they are.
+    energy is the share to keep, above 0 and at most 1; tensors named in `exempt` stay as they are.
     """
     found: Encoded = {group: {} for group in GROUPS}
     for name, tensor in tensors.items():
@@ -45,8 +44,7 @@ def encode(tensors: Mapping[str, Tensor], energy: float, exempt: Collection[str]
 def decode(encoded: Mapping[str, Tensor | Mapping[str, Tensor]], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors again, in the order and the shapes of `like`; new tensors.
 
-    Args:
-        encoded: what `encode` gave; other entries, as a message has them, are passed over. like: name -> tensor.
+    Other entries than those of `encode`, as a message has them, are passed over.
 
     Raises:
         ValueError: a tensor is missing, or cannot have its shape.

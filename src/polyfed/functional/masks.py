@@ -23,9 +23,7 @@ def grow_mask(mask: Tensor, delta: Tensor, share: float, limit: float) -> Tensor
     Exactly round(share * shared) entries; of equal ones those that come first, so that a tensor that has not moved is
     not taken whole. A mask of which `limit` or more is True stays as it is, so that it may end beyond by one step.
 
-    Args:
-        mask: boolean, any shape. delta: how far each entry has moved, of the same shape, not negative.
-        share: in [0, 1]. limit: in [0, 1].
+    delta says how far each entry has moved, of the mask's shape and not negative.
 
     Source: FedSelect (Tamirisa et al., CVPR 2024), and its code.
     """
@@ -104,16 +102,9 @@ def entry_wise_mean(
     `averaging.layer_wise_mean`, bit for bit. Sums are float64 and cast back.
 
     Args:
-        models: whole tensors by name, any subset of ``base``; what they hold in places that are not shared has no say.
+        models, base: as in `layer_wise_mean`, with the same errors; what models hold in places that are not shared has
+            no say.
         weights: one positive number per model; an entry's are divided by their sum over those who share it.
-        masks: one group per model, True where the entry is not shared.
-        base: the shared model.
-
-    Returns:
-        A new mapping with the names, order and dtypes of ``base``.
-
-    Raises:
-        ValueError: see `layer_wise_mean`.
     """
     mean = layer_wise_mean(models, weights, base)
     for name in {name for group in masks for name in group if name in base}:
@@ -131,11 +122,7 @@ def entry_wise_mean(
 
 
 def magnitude_threshold(tensors: Sequence[Tensor], share: float) -> Tensor:
-    """The magnitude of the k-th largest entry of all tensors together, 0-d; k = floor(share * entries), at least 1.
-
-    Args:
-        tensors: at least one entry in all. share: in (0, 1].
-    """
+    """The magnitude of the k-th largest entry of all tensors together, 0-d; k = floor(share * entries), at least 1."""
     count = sum(tensor.numel() for tensor in tensors)
     kept = max(1, int(share * count + 1e-9))  # 0.29 * 100 is a little less than 29
     magnitudes = torch.cat([tensor.detach().abs().flatten() for tensor in tensors])
@@ -148,8 +135,7 @@ def keep_large(tensor: Tensor, theta: Tensor) -> Tensor:
     The gradient is that of tensor * M, where M = [|x| >= theta] has the derivative 2 theta / (|x| + theta)^2 in |x|:
     M * (1 + 2 |x| theta / (|x| + theta)^2).
 
-    Args:
-        tensor: any shape. theta: 0-d, not negative; 0 leaves nothing out, with the plain gradient.
+    theta is 0-d and not negative; 0 leaves nothing out, with the plain gradient.
 
     Source: Wu et al. (FIARSE), NeurIPS 2024, threshold-controlled biased gradient descent.
     """

@@ -53,8 +53,7 @@ def geometric_median(vectors_KD: Tensor, steps: int = 50, smoothing: float = 1e-
 
     z <- sum_k b_k x_k / sum_k b_k,  b_k = 1 / max(smoothing * s, ||x_k - z||), s the median distance at the start.
 
-    Args:
-        steps: at most so many; `tolerance`: fewer, once a step is shorter than this times s.
+    It ends early once a step is shorter than `tolerance` times s.
 
     Source: Pillutla et al., Robust aggregation for federated learning, IEEE TSP 2022, algorithm 2.
     """
@@ -125,8 +124,7 @@ def krum(distances_KK: Tensor, hostile: int) -> list[int]:
     The score of i is the mean of its squared distances to the K - hostile - 2 nearest others, one at least; of equal
     scores the first stay. Without anybody to compare with, i stays.
 
-    Args:
-        distances_KK: squared distances; NaN where two have nothing in common.
+    Distances are squared, and NaN where two have nothing in common.
 
     Raises:
         ValueError: nobody would stay.

@@ -90,12 +90,7 @@ def train_network(
 ) -> tuple[dict[str, Tensor], float]:
     """SGD on a loss of the prototypes, in shuffled batches of the rows.
 
-    Args:
-        weights: as they are; left alone. loss: of one batch.
-        draws: for the order of the rows, another one in each epoch.
-
-    Returns:
-        The new weights, and the loss of the last epoch, a mean over its batches by their sizes.
+    The new weights, and the loss of the last epoch, a mean over its batches by their sizes.
     """
     now = {name: t.detach().clone() for name, t in weights.items()}
     labels_M = labels_M.long()

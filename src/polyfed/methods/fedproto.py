@@ -28,7 +28,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.class_prototypes import batch_class_sums, merge
+from polyfed.functional.class_prototypes import batch_class_sums, merge, update_rows
 from polyfed.methods.building_blocks import prototypes
 
 
@@ -72,7 +72,10 @@ class FedProto(prototypes.PrototypeMethod):
             return
         prototypes.record_owners(server, sent)
         labels, rows = merge(sent.rows, sent.labels, sent.counts)
-        prototypes.keep_latest(server, labels, rows)
+        if "prototypes" in server.state:
+            before = get_tensor(server.state, "prototypes")
+            labels, rows = update_rows(before, get_tensor(server.state, "labels"), rows, labels)
+        server.state |= {"labels": labels, "prototypes": rows}
 
     # client ------------------------------------------------------------------------------------------------
     def sums(self, z: Tensor, batch: Batch, classes: int) -> Mapping[str, Tensor]:

@@ -38,7 +38,6 @@ from polyfed.functional.class_prototypes import (
     nearest_prototype_scores,
     prototype_distance,
     to_dense,
-    update_rows,
 )
 from polyfed.functional.losses import cross_entropy
 from polyfed.profiling import timed
@@ -89,14 +88,6 @@ def record_owners(server: Server, sent: ClassRows) -> None:
     """Keep in the server's state which classes each client has sent rows of."""
     now = {str(i): sent.labels[sent.owners == i] for i in sent.owners.unique().tolist()}
     server.state[_OWNED] = {**members(server.state, _OWNED), **now}
-
-
-def keep_latest(server: Server, labels: Tensor, rows: Tensor) -> None:
-    """Put a round's prototypes into the server's state; a class that nobody sent keeps its own of before."""
-    if "prototypes" in server.state:
-        before = get_tensor(server.state, "prototypes")
-        labels, rows = update_rows(before, get_tensor(server.state, "labels"), rows, labels)
-    server.state |= {"labels": labels, "prototypes": rows}
 
 
 def mask_owned_classes(server: Server, client_id: int, labels: Tensor) -> Tensor:

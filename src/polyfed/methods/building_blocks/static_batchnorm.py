@@ -103,9 +103,6 @@ def estimate_stats(module: nn.Module, x: Tensor, prepare: Prepare, size: int) ->
 
     All else runs in eval mode: nothing is dropped out. A batch of a single row is left out.
 
-    Args:
-        module: its statistics are replaced. x: (N, ...) stored inputs, taken in order. size: rows per batch.
-
     Returns:
         The statistics by name, variances unbiased; and of how many batches they are the mean.
     """

@@ -38,7 +38,7 @@ from polyfed.config.recipe import Recipe  # noqa: E402
 from polyfed.registry import METHODS  # noqa: E402
 
 RECIPE = ROOT / "recipes" / "quickstart.toml"
-TIMES = {"seconds", "processor_seconds", "seconds_per_round", "samples_per_second", "seal", "timings", "versions"}
+TIMES = {"seconds", "processor_seconds", "seconds_per_round", "samples_per_second", "seal", "versions"}
 TIMES |= {"made_of"}  # no result; says what the data and the code were
 ONE_NETWORK = ('models.architectures=["digits-cnn4"]',)
 SLICES = (

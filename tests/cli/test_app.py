@@ -91,18 +91,6 @@ def test_run_shows_what_came_out_and_where_it_is(polyfed_: Terminal) -> None:
     assert len(list((folder / "models").glob("personal-*.safetensors"))) == 3
 
 
-def test_run_tells_where_the_time_went(polyfed_: Terminal) -> None:
-    said = polyfed_("run", "tiny.toml", "--profile", "--out", "mine", "-q", "--set", "data.max_train_per_client=10")
-    table = said.out[said.out.index("seconds") :].splitlines()
-    names = ["train", "align", "prototypes", "aggregate", "score", "messages", "other", "idle"]
-    assert sorted(line.split()[0] for line in table[1:-1]) == sorted(names)
-    total = table[-1].split()
-    assert (total[0], total[2], total[5:7]) == ("all", "100.0", ["(1", "worker,"])
-    timings = json.loads(Path("mine/result.json").read_text())["timings"]
-    assert float(total[1]) == pytest.approx(sum(timings.values()), abs=0.006)
-    assert [line.split()[0] for line in table[1:-1]] == sorted(timings, key=lambda name: -timings[name])
-
-
 def test_a_run_is_not_run_twice_unless_forced(polyfed_: Terminal) -> None:
     first = polyfed_("run", "tiny.toml", "--out", "mine", "--quiet")
     assert first.error == ""

@@ -63,7 +63,7 @@ EVERYTHING: Mapping[str, Any] = {
 
 def comparable(records: Any) -> list[dict[str, Any]]:
     """Records without what two runs never share."""
-    return [{key: value for key, value in record.items() if key not in (*TIMES, "timings")} for record in records]
+    return [{key: value for key, value in record.items() if key not in TIMES} for record in records]
 
 
 def models(folder: Path, stage: str = "personal") -> dict[int, dict[str, Tensor]]:

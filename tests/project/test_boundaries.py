@@ -30,7 +30,6 @@ MAY_IMPORT = {
     "model_groups": set(),
     "signals": set(),
     "functional": set(),
-    "profiling": set(),
     "validation": {"errors"},
     "models": {"functional", "errors", "registry"},
     "data": {"functional", "errors", "escaping", "places", "results", "registry", "validation"},
@@ -38,11 +37,11 @@ MAY_IMPORT = {
         *("core", "data", "engine.method_wrappers", "engine.plugin", "engine.uploads", "plugins.settings"),
         *("errors", "model_groups", "own_methods", "places", "registry", "results", "validation"),
     },
-    "core": {"models.split", "data.samples", "functional", "errors", "escaping", "profiling", "validation"},
-    "building_blocks": {"core", "models.split", "data.samples", "functional", "errors", "profiling", "validation"},
-    "methods": {"building_blocks", "core", "functional", "errors", "profiling", "validation"},
+    "core": {"models.split", "data.samples", "functional", "errors", "escaping", "validation"},
+    "building_blocks": {"core", "models.split", "data.samples", "functional", "errors", "validation"},
+    "methods": {"building_blocks", "core", "functional", "errors", "validation"},
     "engine": {
-        *("core", "data", "models", "functional", "profiling", "validation", "errors", "escaping", "markup", "places"),
+        *("core", "data", "models", "functional", "validation", "errors", "escaping", "markup", "places"),
         *("results", "registry", "signals", "loggers.base", "units", "version"),
     },
 }

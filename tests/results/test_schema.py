@@ -61,7 +61,7 @@ NOT_HERE = {  # a run without code of one's own, on images of common classes, ne
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with everything that adds keys to its files."""
-    path = pf.run(pf.Recipe.from_dict(RECIPE), out=tmp_path_factory.mktemp("runs") / "one", profile=True).path
+    path = pf.run(pf.Recipe.from_dict(RECIPE), out=tmp_path_factory.mktemp("runs") / "one").path
     assert path is not None
     return path
 

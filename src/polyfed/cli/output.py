@@ -133,22 +133,6 @@ def _print_costs(result: Mapping[str, Any]) -> None:
         print_text(f"simulated time {human_seconds(simulated)}{late}{left_out}")
 
 
-def print_timings(result: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
-    """Where the time went: in all, of the whole, per round."""
-    rounds = [record for record in history if "timings" in record]
-    if not rounds:
-        print_text("no timings: the run was done before they were asked for")
-        return
-    spent = result["timings"]
-    wall = sum(record["seconds"] for record in rounds)
-    whole = sum(spent.values()) or 1.0
-    print_text(f"{'':<12}{'seconds':>10}{'share':>9}{'per round':>12}")
-    for name, seconds in sorted(spent.items(), key=lambda section: -section[1]):
-        print_text(f"{name:<12}{seconds:>10.2f}{100 * seconds / whole:>7.1f} %{seconds / len(rounds):>12.3f}")
-    workers = f"{result['workers']} workers" if result["workers"] > 1 else "1 worker"
-    print_text(f"{'all':<12}{whole:>10.2f}{100:>7.1f} %{whole / len(rounds):>12.3f}  ({workers}, {wall:.2f} s)")
-
-
 def print_preset(recipe: Any) -> None:
     """What was laid over the recipe, and what that scales down."""
     if recipe.run.preset is None:

@@ -37,7 +37,6 @@ from polyfed.cli.output import (
     print_run,
     print_table,
     print_text,
-    print_timings,
     raise_if_nothing_learnt,
 )
 from polyfed.errors import ConfigError
@@ -58,7 +57,6 @@ def run(
     executor: Executor = None,
     device: Device = None,
     loggers: Loggers = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Tell where the time of the rounds went.")] = False,
     preset: PresetNames = None,
     quiet: Quiet = False,
 ) -> None:
@@ -72,7 +70,6 @@ def run(
     polyfed run recipes/quickstart.toml --set run.keep=best --out runs/best
     polyfed run mine.toml --out runs/mine
     polyfed run mine.toml --out runs/mine --resume --set training.rounds=25
-    polyfed run recipes/quickstart.toml --profile
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.config.recipe import Recipe
     from polyfed.experiments.run import run
@@ -89,11 +86,9 @@ def run(
         executor=executor,
         preset=preset,
     )
-    done = run(asked, out=asked.folder, resume=resume, overwrite=overwrite, progress=not quiet, profile=profile)
+    done = run(asked, out=asked.folder, resume=resume, overwrite=overwrite, progress=not quiet)
     print_run(done.result, done.path)
     print_preset(asked)
-    if profile:
-        print_timings(done.result, done.history)
     raise_if_nothing_learnt(done.result)
 
 

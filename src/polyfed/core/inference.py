@@ -16,7 +16,6 @@ from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.errors import RunError
 from polyfed.functional.fisher import fisher_diagonal
 from polyfed.functional.modes import eval_mode
-from polyfed.profiling import timed
 
 CHUNK = 128  # rows per pass: what goes in and out of a layer then fits the caches
 _MOST_ROWS = 1024  # rows of a pass on a GPU: fewer, and launching takes longer than computing
@@ -29,7 +28,6 @@ def rows_at_once(x: Tensor, device: torch.device) -> int:
     return CHUNK if device.type == "cpu" else max(CHUNK, min(_MOST_ROWS, _ENTRIES // max(x.shape[1:].numel(), 1)))
 
 
-@timed("prototypes")
 def map_batches(
     function: Callable[[Tensor], Tensor],
     model: nn.Module,

@@ -49,6 +49,7 @@ from polyfed.engine.executors.worker_pool import WorkerPool
 from polyfed.engine.model_export import ModelExport
 from polyfed.engine.pace import Pace, single_threaded
 from polyfed.engine.plugin import Setup, reads_uploads
+from polyfed.engine.processor_time import processor_seconds
 from polyfed.engine.remarks import class_remarks, held_out_remarks, test_row_remarks, unread_settings
 from polyfed.engine.round import RoundRunner, draw_cohort, server_stage
 from polyfed.engine.round_state import Round
@@ -62,7 +63,6 @@ from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError, RunInterrupted, described
 from polyfed.functional.device_copies import with_number
 from polyfed.loggers.base import as_logger, notify
-from polyfed.profiling import processor_seconds, profile
 from polyfed.registry import LOGGERS, own_code
 from polyfed.results.main_score import main_score_of
 from polyfed.signals import raise_if_lost
@@ -601,26 +601,19 @@ class RunLoop:
         federation = self._federation
         began = time.perf_counter()
         used = processor_seconds()
-        with profile(federation.execution.profile) as watch:
-            due = (
-                bool(final)
-                or number % federation.evaluation.every_n_rounds == 0
-                or number == federation.training.rounds
-            )
-            round = Round(
-                number,
-                final=bool(final),
-                method=federation.method,
-                server=federation.server,
-                history=federation.history,
-                present=federation.present(number),
-                evaluated=due,
-            )
-            record = federation.runner.run(round, final or federation.method.exchanges(number))
+        is_last = number == federation.training.rounds
+        round = Round(
+            number,
+            final=bool(final),
+            method=federation.method,
+            server=federation.server,
+            history=federation.history,
+            present=federation.present(number),
+            evaluated=bool(final) or is_last or number % federation.evaluation.every_n_rounds == 0,
+        )
+        record = federation.runner.run(round, final or federation.method.exchanges(number))
         record["seconds"] = time.perf_counter() - began
         record["processor_seconds"] = processor_seconds() - used
-        if watch is not None:
-            record["timings"] = watch.breakdown(record["seconds"], federation.executor.workers)
         return record
 
     def _remark(self) -> None:

@@ -24,10 +24,8 @@ from polyfed.errors import RunError
 from polyfed.functional.device_copies import move_mappings, move_together
 from polyfed.functional.modes import has_batchnorm
 from polyfed.functional.noise import KeyedUniforms
-from polyfed.profiling import timed
 
 
-@timed("train")
 def train(
     client: Client,
     method: Method,

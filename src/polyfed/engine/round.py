@@ -23,7 +23,6 @@ from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.transaction import Transaction
 from polyfed.errors import PolyfedError, RunError
-from polyfed.profiling import section
 from polyfed.registry import PLUGINS
 from polyfed.results.schema import RoundRecord, in_order
 from polyfed.signals import raise_if_lost
@@ -81,14 +80,14 @@ class RoundRunner:
         """
         selected = self._select(round)
         self.server.state = contiguous(self.server.state, self.server.device)
-        with server_stage("planning", round.number), section("aggregate"):
+        with server_stage("planning", round.number):
             self.method.start_round(self.server, selected)
         for place, exchange in enumerate(exchanges):
             jobs = self._jobs(round, exchange, place)
             sent = self.executor.run(jobs, functools.partial(self._job_done, len(jobs)))
             read = self._receive(round, jobs, sent)
             uploads = self._take_over(round, jobs, sent, read)
-            with server_stage("aggregation", round.number), section("aggregate"):
+            with server_stage("aggregation", round.number):
                 written = {number: writes(message) for number, message in uploads.items()}
                 self.aggregate(round, uploads)
                 self.transaction.check_untouched(n for n, before in written.items() if writes(uploads[n]) != before)
@@ -121,7 +120,7 @@ class RoundRunner:
         ids = round.cohort if exchange.who == "selected" else round.present
         round.asked.update(ids)
         scores = round.evaluated and exchange.trains and self.evaluator.scores_after_training
-        with server_stage("broadcast", round.number), section("messages"):
+        with server_stage("broadcast", round.number):
             return [
                 TrainJob(
                     self.clients[client_id],
@@ -142,9 +141,8 @@ class RoundRunner:
     def _receive(self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult]) -> list[JobResult]:
         """The uploads as the server reads them: what was done last to them is undone first."""
         read = list(sent)
-        with section("messages"):
-            for plugin in reversed(self.plugins):
-                read = plugin.receive(round, jobs, read)
+        for plugin in reversed(self.plugins):
+            read = plugin.receive(round, jobs, read)
         return read
 
     def _take_over(
@@ -187,10 +185,9 @@ class RoundRunner:
         record["server"] = dict(self.server.log)
         self.server.log.clear()
         record["evaluated"] = round.evaluated
-        with section("score"):
-            scores = round.totals.scores
-            main = self.evaluator.main_score
-            record |= self.evaluator.record(scores) if round.evaluated else not_evaluated(main)
+        scores = round.totals.scores
+        main = self.evaluator.main_score
+        record |= self.evaluator.record(scores) if round.evaluated else not_evaluated(main)
         return in_order(record, RoundRecord)
 
 

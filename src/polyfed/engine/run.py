@@ -262,8 +262,6 @@ def _sums_where_known(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             found[key] = sum(values)
     if stragglers := [len(record["stragglers"]) for record in records if "stragglers" in record]:
         found["stragglers"] = sum(stragglers)
-    if timings := [record["timings"] for record in records if "timings" in record]:
-        found["timings"] = {name: sum(one[name] for one in timings) for name in timings[0]}
     return found
 
 

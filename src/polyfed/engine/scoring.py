@@ -25,7 +25,6 @@ from polyfed.data.samples import LabeledSamples, SelectedSamples, TargetScale
 from polyfed.functional import metrics
 from polyfed.functional.device_copies import move_mappings, move_together
 from polyfed.functional.modes import eval_mode, represented_once
-from polyfed.profiling import timed
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 LEAST = 4  # rows per forward pass: products of fewer rows have other last bits than those of many
@@ -112,7 +111,6 @@ Outputs = Mapping[str, Mapping[int, Tensor]]
 SCORES = "scores"
 
 
-@timed("score")
 def evaluate_model(
     client: Client,
     method: Method,

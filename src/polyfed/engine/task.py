@@ -88,7 +88,6 @@ class Execution:
         device: where networks compute ("cpu", "cuda", "cuda:1").
         precision: "bf16" trains with matrix products and convolutions in bfloat16 (weights, sums, messages and scores
             stay float32): faster where the processor has it, slower elsewhere, and the result is another one.
-        profile: whether the records tell where the time of each round went.
         wrap: makes the executor that is used of the one that was asked for, say one that listens.
         rebuild: a function of a module that makes the same federation anew, for the processes of "ray", which need it
             where there is no recipe. Those of a recipe have one.
@@ -98,7 +97,6 @@ class Execution:
     workers: int | None = None
     device: str | torch.device = "cpu"
     precision: Precision = "float32"
-    profile: bool = False
     wrap: Callable[[Executor], Executor] | None = None
     rebuild: Callable[[], Any] | None = None
 

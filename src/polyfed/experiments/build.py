@@ -38,7 +38,6 @@ def build_federation(
     out: str | Path | None = None,
     loggers: Sequence[object] = (),
     data: DataCache | None = None,
-    profile: bool = False,
     wrap_executor: Callable[[Executor], Executor] | None = None,
     pretrained: bool = True,
 ) -> Federation:
@@ -49,7 +48,6 @@ def build_federation(
         out: run folder; None for a run that leaves nothing behind.
         loggers: who watches.
         data: where data are kept between calls.
-        profile: whether the records tell where the time of each round went.
         wrap_executor: makes the executor that is used of the recipe's.
         pretrained: False: networks begin as drawn, whatever ``[pretraining]`` says, for who does not let it run.
 
@@ -84,7 +82,6 @@ def build_federation(
             run.workers,
             run.device,
             run.precision,
-            profile,
             wrap_executor,
             functools.partial(rebuild_federation, recipe.dumps()) if run.executor == "ray" else None,
         ),

@@ -31,7 +31,6 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
     device: str | None = None,
     workers: int | None = None,
     executor: str | None = None,
-    profile: bool = False,
     preset: str | None = None,
     loggers: Sequence[object] = (),
 ) -> Run:
@@ -52,7 +51,6 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
         workers: clients that train at the same time, each in a process of its own; default: one per core, where that
             pays. The result does not depend on it.
         executor: who does the clients' work: "auto", "serial", "processes", "vectorized", "ray".
-        profile: have records and result tell where the time went, too.
         preset: one of the recipe's ``[presets]``, or several with commas between.
         loggers: who watches: functions of a round's record, and objects with any of `Logger`'s methods.
 
@@ -72,7 +70,7 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
         raise ConfigError("expected a run folder to resume from, got none; name it with out=...")
     elif resolved.run.loggers:
         raise ConfigError("run.loggers: expected a run folder for live curves, got none; name it with out=...")
-    federation = build_federation(resolved, out=folder, loggers=loggers, profile=profile)
+    federation = build_federation(resolved, out=folder, loggers=loggers)
     if method is None:
         refuse_unread_settings(federation)
     return federation.run(resume=resume, overwrite=overwrite, progress=progress)

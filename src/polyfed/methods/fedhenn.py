@@ -33,7 +33,6 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from polyfed import profiling
 from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.inference import public_outputs
@@ -242,7 +241,6 @@ class KernelAlignment(Method):
         rad = self.alignment_data.receive(client, message)
         return None if rad is None else move_together([rad], [next(client.model.parameters()).device])[0]
 
-    @profiling.timed("align")
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         """Draw the RAD rows of one step, with their target."""
         if "target" not in client.context or step % self.alignment_data.every:
@@ -261,20 +259,18 @@ class KernelAlignment(Method):
         task = task_loss(model(batch.x), batch.y, batch.w)
         if "rad_x" not in context:
             return task
-        with profiling.section("align"), eval_mode(model):
+        with eval_mode(model):
             d = self.distance(model.represent(context["rad_x"]), context)
         return task + context["eta"] * d, {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         """The gradient of `loss`; a term with many rows is differentiated in chunks."""
         if "rad_x" not in context or len(context["rad_x"]) <= ROWS_AT_ONCE:
-            with profiling.section("train"):
-                return super().gradients(model, batch, context)
+            return super().gradients(model, batch, context)
         task = super().gradients(model, batch, {name: value for name, value in context.items() if name != "rad_x"})
-        with profiling.section("align"):
-            d, term = inference.chunked_gradients(
-                model, context["rad_x"], lambda z_Bd: self.distance(z_Bd, context), ROWS_AT_ONCE
-            )
+        d, term = inference.chunked_gradients(
+            model, context["rad_x"], lambda z_Bd: self.distance(z_Bd, context), ROWS_AT_ONCE
+        )
         grads = dict(task.grads)
         for name, grad in term.items():
             own = grads.get(name)

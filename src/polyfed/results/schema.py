@@ -235,9 +235,6 @@ class RoundRecord(ScoredRecord):
     held_out_per_client: NullIsEmptyDict[dict[str, Score]] = Field(
         {}, description="only with `held_out`: the same stages -> client -> its accuracy"
     )
-    timings: IfPresent[dict[str, Number]] = Field(
-        None, description="only with `--profile`: section -> seconds spent in it, as below"
-    )
 
 
 class EvaluationFacts(Record):
@@ -435,7 +432,6 @@ class RunResult(ScoredRecord):
     samples_per_second: Number | None = Field(None, description="`samples` over `seconds`")
     simulated_seconds: IfPresent[Number] = Field(None, description="only with `[devices]`: sum over the rounds")
     stragglers: IfPresent[Count] = Field(None, description="only with a deadline: number of uploads that missed it")
-    timings: IfPresent[dict[str, Number]] = Field(None, description="only with `--profile`: sums over the rounds")
     versions: dict[str, Text] = Field(
         {},
         description="versions of `polyfed`, `python`, `torch` and `numpy`, the `platform`, and the `device` unless it "

@@ -46,7 +46,6 @@ from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once, memory_key, move_group, move_together
 from polyfed.functional.modes import train_mode
-from polyfed.profiling import timed
 
 _CPU = torch.device("cpu")
 # rows in a batch of clients that are scored together: enough to load their model once for many, few enough for all
@@ -55,7 +54,6 @@ _MOST_ROWS = 512
 _MOST_OUTPUTS = 2**20  # of all rows of a batch together; the counts of classes take 24 bytes for each
 
 
-@timed("messages")
 def run_job(
     job: TrainJob,
     method: Method,
@@ -99,7 +97,6 @@ class ClientWork:
         """Make global random generators the client's own from now on, for what its layers draw in this job."""
         seed_global_rng(derive_seed(self.client.seed, "layers", self.job.exchange.name, self.job.round, self.client.id))
 
-    @timed("messages")
     def receive(self) -> None:
         """Take in the message; count operations, also those of the training to come, where they are counted."""
         client, method = self.client, self.method
@@ -129,7 +126,6 @@ class ClientWork:
                 phases = self.job.exchange.phases
                 self.trained = train(client, self.method, client.context, phases=phases, step=factory.training)
 
-    @timed("messages")
     def finish(self, fresh: Callable[[], WeightRow]) -> JobResult:
         """Judge the training, score the client, make its upload; then all of it leaves the device.
 
@@ -308,7 +304,6 @@ def client_weights(client: Client, variant: str, model_factory: ModelFactory) ->
 # scoring ----------------------------------------------------------------------------------------------------------
 
 
-@timed("score")
 def score_batch(batch: EvalBatch, method: Method, model_factory: ModelFactory, memory: ScoreCache) -> list[Scores]:
     """The scores of all the parts asked for, client by client, by the same working copy of the first.
 

@@ -38,7 +38,6 @@ from polyfed.engine.executors.stacked_loss import (
 )
 from polyfed.engine.local_training import train_only
 from polyfed.functional.device_copies import move_mappings
-from polyfed.profiling import timed
 
 _NOTHING = StackedContext([{}])
 
@@ -92,7 +91,6 @@ class StackedClients:
         self.sums: Tensors = {}
         self.losses: list[tuple[Sequence[ClientProgress], Tensor, Tensor]] = []  # and how many rows each step had
 
-    @timed("train")
     def train(self, phases: Sequence[Phase]) -> list[TrainingResult]:
         """Go through the phases; each client's result.
 

@@ -26,7 +26,6 @@ from polyfed.engine.executors.client_work import Serial, WorkerContext, run_publ
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Job, JobResult, PassJob, Scores, TrainJob
 from polyfed.engine.executors.worker_requests import make_request, read_answer
 from polyfed.errors import PolyfedError, RunError
-from polyfed.profiling import section, timed
 
 _STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little
 
@@ -135,7 +134,6 @@ class WorkerPool(abc.ABC):
     def answered(self, busy: Collection[Worker]) -> list[Worker]:
         """Those whose answer is there, or who are no more; waits for the first."""
 
-    @timed("idle")
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
         if not jobs:
@@ -149,7 +147,6 @@ class WorkerPool(abc.ABC):
         lost = [JobResult(job.client.id, freeze({}), None, {}, TrainingResult(), dropped=True) for job in jobs]
         return [one or instead for one, instead in zip(found, lost, strict=True)]
 
-    @timed("idle")
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`."""
         if not asked:
@@ -169,8 +166,7 @@ class WorkerPool(abc.ABC):
         """See `Server.run_passes`; a single one is not worth sending, and what workers die of is done here."""
         found: list[Tensor | None] = [None] * len(passes)
         if len(passes) > 1 and self._with_workers():
-            with section("idle"):
-                found = self._run_all([PassJob(self.context.clients[p.client_id], p) for p in passes], lambda _: None)
+            found = self._run_all([PassJob(self.context.clients[p.client_id], p) for p in passes], lambda _: None)
         return [
             run_public_pass(asked, self.context) if one is None else one
             for asked, one in zip(passes, found, strict=True)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed import profiling
 from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
@@ -23,6 +22,7 @@ from polyfed.core.randomness import keep_global_rng
 from polyfed.core.server import PublicPass
 from polyfed.engine.executors.client_work import WorkerContext, run_job, run_public_pass, score_batch
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Job, JobResult, PassJob, TrainJob, make_job, placed
+from polyfed.engine.processor_time import include_processor_seconds
 from polyfed.engine.scoring import ScoreCache, score_from_json, score_to_json
 from polyfed.engine.weight_store import WeightRow, WeightStore, client_row
 from polyfed.engine.wire import decode, encode
@@ -43,10 +43,9 @@ _FLAGS = (
 # the run's side ---------------------------------------------------------------------------------------------------
 
 
-@profiling.timed("messages")
 def make_request(asked: Job, evaluation: int = 0) -> bytes:
     """What a worker is to do. evaluation: number of that which a scoring belongs to."""
-    request: dict[str, Any] = {"client": asked.client.id, "round": asked.round, "timed": profiling.is_profiling()}
+    request: dict[str, Any] = {"client": asked.client.id, "round": asked.round}
     if isinstance(asked, PassJob):
         return encode({**request, "what": "pass", "asked": vars(asked.asked)})
     row = client_row(asked.client)
@@ -64,7 +63,6 @@ def make_request(asked: Job, evaluation: int = 0) -> bytes:
     return encode({**request, "what": "scoring"})
 
 
-@profiling.timed("messages")
 def read_answer(asked: Job, data: bytes, store: WeightStore) -> Any:
     """The result of a job, the scores of each client, or the outputs of a pass.
 
@@ -81,14 +79,13 @@ def read_answer(asked: Job, data: bytes, store: WeightStore) -> Any:
 
 
 def check_answer(answer: Mapping[str, Any]) -> None:
-    """Raise the error that a worker tells of; the times that it has measured count here, too."""
+    """Raise the error that a worker tells of; the processor time that it has used counts here, too."""
     if "error" in answer:
         name, text, where = answer["error"]
         error = next((kind for kind in _kinds(PolyfedError) if _name_of(kind) == name), RunError)(text)
         error.add_note(where)
         raise error
-    profiling.include(answer.get("timings"))
-    profiling.include_processor_seconds(answer.get("processor_seconds", 0.0))  # a greeting has none
+    include_processor_seconds(answer.get("processor_seconds", 0.0))  # a greeting has none
 
 
 def _kinds(kind: type[PolyfedError]) -> Iterator[type[PolyfedError]]:
@@ -170,12 +167,9 @@ class WorkerLoop:
         used = time.process_time()
         try:
             request = decode(data)
-            with profiling.profile(request["timed"], "messages") as watch:
-                work = {"job": self._job, "scoring": self._scoring, "pass": self._pass}
-                answer = work[request["what"]](request)
+            work = {"job": self._job, "scoring": self._scoring, "pass": self._pass}
+            answer = work[request["what"]](request)
             answer["processor_seconds"] = time.process_time() - used
-            if watch is not None:
-                answer["timings"] = watch.seconds
             try:
                 return encode(answer)
             except RunError as error:

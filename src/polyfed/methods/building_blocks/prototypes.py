@@ -40,7 +40,6 @@ from polyfed.functional.class_prototypes import (
     to_dense,
 )
 from polyfed.functional.losses import cross_entropy
-from polyfed.profiling import timed
 
 _OWNED = "classes"
 
@@ -58,7 +57,6 @@ class ClassRows(NamedTuple):
     counts: Tensor
 
 
-@timed("prototypes")
 def class_means_message(client: Client, rows: Tensor, name: str, counts: bool) -> Message:
     """The mean of `rows` (N, D), one for each training sample, over the samples of each class: as `name` (S, D).
 

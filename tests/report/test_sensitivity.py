@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from polyfed.report.round_figures import RoundFigures
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sweep_figures import figure_of
@@ -43,20 +41,6 @@ def test_a_line_for_each_value_of_the_second_setting() -> None:
     assert lines["test, local_epochs=5"] == [[0.1, 1.0], [50.0, 70.0]]
     assert lines["validation, local_epochs=5"] == [[0.1, 1.0], [25.0, 35.0]]
     assert lines["chosen"] == [[1.0], [35.0]]
-
-
-@pytest.mark.parametrize(("settings", "bands"), [(3, 3), (4, 0)])
-def test_bands_of_up_to_six_lines(settings: int, bands: int) -> None:
-    """Validation and test are two lines each."""
-    at = [{LR: lr, EPOCHS: epochs} for epochs in range(settings) for lr in (0.1, 0.2)]
-    table = build_table(
-        (LR, EPOCHS), [SweepCell(one, [record(0.4, 0.2), record(0.5, 0.3, 1)], words=("x",)) for one in at]
-    )
-    assert table is not None
-    figure = figure_of(table)
-    assert figure is not None
-    assert len(figure.axes[0].collections) == bands
-    assert any("band" in text.get_text() for text in figure.texts) is bool(bands)
 
 
 def test_words_are_lines_and_no_axis() -> None:

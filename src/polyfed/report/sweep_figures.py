@@ -7,20 +7,17 @@ keys, or without numbers, nothing is drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from polyfed.report.plot_style import empty_figure, has_bands, legend, line_style, save
+from polyfed.report.plot_style import empty_figure, legend, line_style, save
 from polyfed.report.sweeps import SweepTable, named
 from polyfed.results.main_score import MainScore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LABEL_ROOM = 0.07  # of the axis, for one tick's label
 _DECADES = 20  # a logarithmic axis from this ratio of the largest to the smallest value on
 _FEW = 12  # swept values with a tick each
 
@@ -57,20 +54,22 @@ def figure_of(table: SweepTable) -> Figure | None:
     }
     if len(set(map(str, local.values()))) == 1:
         local = {"": next(iter(local.values()))}
-    most = max(map(len, grid["seeds"]))
-    bands = has_bands(2 * len(lines) + len(local), most)
-    band = "; band: lowest to highest seed on test data" if bands else ""
-    about = f"{table.caption} {f'Mean over seeds{band}.' if most > 1 else ''}"
-    figure, axes = empty_figure(score.of_it(f"Accuracy against {axis}"), about)
+    seeds = " Mean over seeds." if max(map(len, grid["seeds"])) > 1 else ""
+    figure, axes = empty_figure(score.of_it(f"Accuracy against {axis}"), f"{table.caption}{seeds}")
     looks = {name: line_style(number) for number, name in enumerate(lines)}
+    suffixes = {name: f", {name}" if name else "" for name in [*lines, *local]}
     for name, line in lines.items():
-        _draw_line(axes, axis, name, line, looks[name], score)
-        if bands:
-            _band(axes, axis, line, looks[name]["color"], score)
+        dashed = {**looks[name], "markerfacecolor": "white", "linestyle": (0, (2, 1.5))}
+        for what, look in (("validation", dashed), ("test", looks[name])):
+            label = f"{what}{suffixes[name]}"
+            axes.plot(list(line[axis]), _shown(line[what], score), **look, markersize=5, label=label)
+        chosen = line[line["chosen"].astype(bool)]
+        if not chosen.empty:
+            ring = {"marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": "none", "color": "black"}
+            axes.plot(list(chosen[axis]), _shown(chosen["validation"], score), **ring, label="chosen")
     for name, (at, values) in local.items():
         beside = {"color": looks[name]["color"], "marker": looks[name]["marker"], "fillstyle": "bottom"} if name else {}
-        label = f"Local, test{_suffix(name)}"
-        axes.plot(at, values, **{**line_style(-1), **beside}, label=label, gid=f"local {name}")
+        axes.plot(at, values, **{**line_style(-1), **beside}, label=f"Local, test{suffixes[name]}")
     _scale(axes, _numbers(table, axis))
     axes.set_xlabel(axis)
     axes.set_ylabel(score.axis.removeprefix("test "))
@@ -78,34 +77,9 @@ def figure_of(table: SweepTable) -> Figure | None:
     return figure
 
 
-def _suffix(name: str) -> str:
-    return f", {name}" if name else ""
-
-
-def _draw_line(axes: Any, axis: str, name: str, line: pd.DataFrame, style: Mapping[str, Any], score: MainScore) -> None:
-    """Validation dashed, test, and a ring around what was chosen."""
-    dashed = {**style, "markerfacecolor": "white", "linestyle": (0, (2, 1.5))}
-    for what, look in (("validation", dashed), ("test", style)):
-        label = f"{what}{_suffix(name)}"
-        values = _shown(line[what], score)
-        axes.plot(list(line[axis]), values, **look, markersize=5, label=label, gid=f"{what} {name}")
-    ring = {"marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": "none", "color": "black"}
-    chosen = line[line["chosen"].astype(bool)]
-    if not chosen.empty:
-        axes.plot(list(chosen[axis]), _shown(chosen["validation"], score), **ring, label="chosen")
-
-
 def _shown(values: Iterable[float | None], score: MainScore) -> list[float]:
     """For drawing: what is not known leaves a gap."""
     return [math.nan if value is None else score.shown(value) for value in values]
-
-
-def _band(axes: Any, axis: str, line: pd.DataFrame, color: str, score: MainScore) -> None:
-    """From the lowest to the highest seed."""
-    known = [[score.shown(run["test"]) for run in runs if run["test"] is not None] for runs in line["runs"]]
-    if all(known):
-        at = list(line[axis])
-        axes.fill_between(at, list(map(min, known)), list(map(max, known)), color=color, alpha=0.15, linewidth=0)
 
 
 def _scale(axes: Any, values: Sequence[float]) -> None:
@@ -117,16 +91,5 @@ def _scale(axes: Any, values: Sequence[float]) -> None:
         else:
             axes.set_xscale("log")
     if len(values) <= _FEW:
-        axes.set_xticks(values, tell_apart(values, axes.xaxis.get_transform().transform(values)))
+        axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.set_xticks([], minor=True)
-
-
-def tell_apart(values: Sequence[float], places: Sequence[float]) -> list[str]:
-    """A label for each tick; none where it would run into the one before."""
-    labels: list[str] = []
-    last = -math.inf
-    for value, place in zip(values, places, strict=True):
-        free = place - last >= _LABEL_ROOM * (places[-1] - places[0])
-        labels.append(f"{value:g}" if free else "")
-        last = place if free else last
-    return labels

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from polyfed.escaping import clients_text
 from polyfed.markup import preformatted
+from polyfed.report.text_tables import Column, render_text
 from polyfed.units import human_bytes, human_seconds
 
 __all__ = ["ArchitectureCheck", "CostEstimate"]
@@ -170,49 +171,46 @@ def _page(check: CostEstimate) -> Iterator[str]:
 
 
 def _networks(kinds: Sequence[ArchitectureCheck]) -> Iterator[str]:
-    """What the networks are, and what they cost."""
-    rows = [
-        [
-            kind.name,
-            str(kind.clients),
-            f"{kind.parameters:,}",
-            f"{kind.flops:,}",
-            "-" if kind.cut is None else "x".join(map(str, kind.cut)),
-            "-" if kind.feature_dim is None else str(kind.feature_dim),
-        ]
-        for kind in kinds
+    names = Column("network", [kind.name for kind in kinds], words=True)
+    cuts = ["-" if kind.cut is None else "x".join(map(str, kind.cut)) for kind in kinds]
+    widths = ["-" if kind.feature_dim is None else str(kind.feature_dim) for kind in kinds]
+    sizes = [
+        names,
+        Column("clients", [str(kind.clients) for kind in kinds]),
+        Column("parameters", [f"{kind.parameters:,}" for kind in kinds]),
+        Column("FLOPs", [f"{kind.flops:,}" for kind in kinds]),
+        Column("cut", cuts),
+        Column("features", widths),
     ]
-    yield from _table(["network", "clients", "parameters", "FLOPs", "cut", "features"], rows, words=[0])
-    yield ""
     costs = [
-        [
-            kind.name,
-            *(", ".join(map(human_bytes, sizes)) for sizes in (kind.down, kind.up)),
-            f"{1000 * kind.seconds_batch:.1f} ms",
-            human_bytes(kind.peak),
-        ]
-        for kind in kinds
+        names,
+        Column("down, rounds 1, 2", [", ".join(map(human_bytes, kind.down)) for kind in kinds]),
+        Column("up, rounds 1, 2", [", ".join(map(human_bytes, kind.up)) for kind in kinds]),
+        Column("one batch", [f"{1000 * kind.seconds_batch:.1f} ms" for kind in kinds]),
+        Column("memory at work", [human_bytes(kind.peak) for kind in kinds]),
     ]
-    heads = ["network", "down, rounds 1, 2", "up, rounds 1, 2", "one batch", "memory at work"]
-    yield from _table(heads, costs, words=[0])
-    yield ""
+    for columns in (sizes, costs):
+        yield render_text(columns, _WIDTH)
+        yield ""
 
 
 def _clients(check: CostEstimate) -> Iterator[str]:
-    heads = ["client", "train", "valid.", "test", "architecture"]
-    named = any(one.get("name") for one in check.clients)
-    labeled = any(one["labels"] for one in check.clients)  # else numbers are predicted
-    heads += ["name"] if named else []
-    heads += ["training rows of each class"] if labeled else []
-    rows = []
-    for one in check.clients[:_SHOWN_CLIENTS]:
-        labels = " ".join(f"{label}:{n}" for label, n in one["labels"].items())
-        if len(labels) > _LABELS:
-            labels = f"{len(one['labels'])} classes"
-        row = [*(str(one[key]) for key in ("id", "train", "validation", "test")), one["architecture"]]
-        row += [one["name"][:_NAME]] if named else []
-        rows.append(row + ([labels] if labeled else []))
-    yield from _table(heads, rows, words=range(4, len(heads)))
+    shown = check.clients[:_SHOWN_CLIENTS]
+    columns = [
+        Column(head, [str(one[key]) for one in shown])
+        for head, key in (("client", "id"), ("train", "train"), ("valid.", "validation"), ("test", "test"))
+    ]
+    columns.append(Column("architecture", [one["architecture"] for one in shown], words=True))
+    if any(one.get("name") for one in check.clients):
+        columns.append(Column("name", [one["name"][:_NAME] for one in shown], words=True))
+    if any(one["labels"] for one in check.clients):  # else numbers are predicted
+        labels = [" ".join(f"{label}:{n}" for label, n in one["labels"].items()) for one in shown]
+        cells = [
+            text if len(text) <= _LABELS else f"{len(one['labels'])} classes"
+            for text, one in zip(labels, shown, strict=True)
+        ]
+        columns.append(Column("training rows of each class", cells, words=True))
+    yield render_text(columns, _WIDTH)
     more = len(check.clients) - _SHOWN_CLIENTS
     if more > 0:
         yield f"... and {more} more"
@@ -243,13 +241,4 @@ def _client_summary(clients: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _wrap(lines: Sequence[str]) -> list[str]:
-    """Long lines in several."""
     return [part for line in lines for part in textwrap.wrap(line, _WIDTH, subsequent_indent="  ")]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[int]) -> Iterator[str]:
-    """Aligned lines. words: the columns that are not of numbers."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    for row in [heads, ["-" * width for width in widths], *rows]:
-        cells = zip(row, widths, strict=True)
-        yield "  ".join(f"{c:<{w}}" if i in words else f"{c:>{w}}" for i, (c, w) in enumerate(cells)).rstrip()

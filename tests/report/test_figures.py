@@ -18,7 +18,6 @@ from polyfed.report.figures import (
     architectures,
     clients,
     curve_drawings,
-    curves,
     sizes,
 )
 from polyfed.report.frames import by_architecture, client_frame, curve_frame, ranked
@@ -67,7 +66,8 @@ def test_rounds_that_were_not_evaluated_still_cost_and_a_final_one_counts(make: 
 
 def test_curves_are_files(two_by_two: Path, tmp_path: Path) -> None:
     record_figures(two_by_two)
-    png, svg = curves(load_runs(two_by_two), tmp_path / "figures", x="bytes", metric="f1")
+    (drawing,) = curve_drawings(load_runs(two_by_two), x="bytes", metric="f1")
+    png, svg = save(drawing.figure, tmp_path / "figures", drawing.stem)
     assert (png.name, svg.name) == ("f1-by-bytes.png", "f1-by-bytes.svg")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert len(re.findall(r'id="series-\d+"', svg.read_text())) == 2
@@ -165,7 +165,8 @@ from polyfed.report import run_records
 from polyfed.report import comparison_tables
 heavy = {{"torch", "matplotlib", "rich", "numpy", "pandas", "polyfed.engine"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-figures.curves(run_records.load_runs({str(two_by_two)!r}), {str(tmp_path / "out")!r})
+(drawing,) = figures.curve_drawings(run_records.load_runs({str(two_by_two)!r}))
+drawing.write({str(tmp_path / "out")!r})
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

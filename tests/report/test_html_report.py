@@ -51,7 +51,7 @@ def rewrite(path: Path, change: Any) -> None:
     path.write_text("".join(json.dumps(one) + "\n" for one in objects))
 
 
-def test_the_page_stands_alone_and_its_policy_allows_its_own_style_and_script_only(two_by_two: Path) -> None:
+def test_the_page_stands_alone_and_its_policy_allows_its_own_style_only(two_by_two: Path) -> None:
     parts = parts_of(two_by_two)
     keys = {key for key, _ in parts.attributes}
     assert not keys & {"srcset", "action", "style", "integrity"}
@@ -60,10 +60,9 @@ def test_the_page_stands_alone_and_its_policy_allows_its_own_style_and_script_on
     policy = next(value for key, value in parts.attributes if key == "content" and "default-src" in value)
     assert policy.startswith("default-src 'none'; ")
     assert "unsafe" not in policy
-    for name in ("style", "script"):
-        (text,) = parts.inside(name)
-        assert f"{name}-src 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" in policy
-        assert not re.search(r"url\(|@import|https?:|\beval\b|innerHTML|document\.write|fetch\(", text)
+    (style,) = parts.inside("style")
+    assert f"style-src 'sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}'" in policy
+    assert not re.search(r"url\(|@import|https?:", style)
 
 
 def test_strings_of_run_folders_stay_strings(two_by_two: Path, make: Any) -> None:
@@ -74,7 +73,7 @@ def test_strings_of_run_folders_stay_strings(two_by_two: Path, make: Any) -> Non
         rewrite(path, lambda result: result.update(dataset=EVIL, accuracy_best_by_validation=None))
     (two_by_two / f"{'-' * 3}<img>.png").write_bytes(b"no picture")
     parts = parts_of(two_by_two, tuple(two_by_two.glob("*.png")))
-    assert parts.tags.count("script") == 1
+    assert "script" not in parts.tags
     assert parts.tags.count("img") == 1, "the figure"
     assert visible(EVIL) in parts.inside("td")
     assert not [value for key, value in parts.attributes if key.startswith("on")]
@@ -89,8 +88,6 @@ def test_it_holds_the_tables_and_the_figures_that_are_written_with_it(two_by_two
     assert sum(value.startswith("data:image/png;base64,") for _, value in parts.attributes) == len(drawn)
     cells = parts.inside("td")
     assert {"local", "fedgh", "52.00 ± 2.83", "65.00 ± 7.07", "6.0 KiB"} <= set(cells)
-    orders = [value for key, value in parts.attributes if key == "data-order"]
-    assert {"52.0", "65.0", "6144.0"} <= set(orders), "by which columns are sorted"
     assert "42.00 ± 2.83" in cells, "each client's"
 
 

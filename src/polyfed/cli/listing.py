@@ -49,7 +49,6 @@ def of_group(rows: Sequence[Mapping[str, Any]], width: int) -> str:
 
 
 def _sizes(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A line for each model."""
     table = _table([("model", "left"), ("parameters", "right"), ("features", "right")])
     table.columns[1].min_width = len("100,000,000")
     for row in rows:
@@ -144,7 +143,6 @@ def of_section(section: Section, width: int) -> str:
 
 
 def _keys(keys: Sequence[Key], title: str) -> Table:
-    """A row for every key."""
     table = _table([(title, "left"), ("type", "left"), ("default", "left"), ("meaning", "left")])
     for key in keys:
         table.add_row(key.name, key.type, key.default, key.meaning)

@@ -46,9 +46,6 @@ def report(
     methods: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Only these rows, by the names that tables show [all].")
     ] = None,
-    columns: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Only these columns of the table, by their headings [all].")
-    ] = None,
     target: TargetAccuracy = None,
     results: Annotated[
         Path | None, typer.Option(metavar="FILE.md", help="Only write a page of all tables, a part per DIR.")
@@ -61,19 +58,19 @@ def report(
 
     \b
     polyfed report runs/quickstart --clients
-    polyfed report runs/quickstart --methods local,fedgh --columns "accuracy,vs Local,bytes up" --out paper
+    polyfed report runs/quickstart --methods local,fedgh --out paper
     polyfed report runs/quickstart --x-axis bytes --target "60 %"
     polyfed report runs/fedgh runs/fedin --results results.md
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.report.comparison import compare_runs
-    from polyfed.report.comparison_tables import to_text, with_columns
+    from polyfed.report.comparison_tables import to_text
     from polyfed.report.html_report import write_report
     from polyfed.report.run_records import load_runs, only_rows
 
     if results is not None:
         from polyfed.report.results_page import write_results
 
-        if out is not None or x or metric != "accuracy" or metrics or clients or methods or columns:
+        if out is not None or x or metric != "accuracy" or metrics or clients or methods:
             raise ConfigError("expected --results with no other options than --stage and --target, got others")
         print_files([write_results(folders, results, stage, target)])
         return
@@ -81,11 +78,9 @@ def report(
     if methods is not None:
         runs = only_rows(runs, parse_names(methods))
     table = compare_runs(runs, stage, target)
-    headings = [] if columns is None else parse_names(columns, "--columns", "accuracy,vs Local")
-    shown = with_columns(table, headings) if headings else table
     place = folders[0] if out is None else out
-    files = write_report(runs, table, place, stage=stage, axis=x, metric=metric, columns=headings)
-    print_text(to_text(shown, terminal_width(), metrics=metrics, clients=clients))
+    files = write_report(runs, table, place, stage=stage, axis=x, metric=metric)
+    print_text(to_text(table, terminal_width(), metrics=metrics, clients=clients))
     print_files(files)
 
 

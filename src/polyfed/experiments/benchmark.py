@@ -283,7 +283,6 @@ class _Setting:
     # a method -------------------------------------------------------------------------------------------------------
 
     def _run_method(self, method: str, overwrite: bool, data: DataCache) -> None:
-        """Tune a method where that is asked for, run its rows, and write them."""
         tuning: dict[str, Tuning] = {}
         choices: dict[bool, Mapping[str, Any]] = {}
         trials: dict[str, list[RunRecord]] = {}
@@ -358,7 +357,6 @@ class _Setting:
             yield self.request.recipe_of(self.name, choices.get(True, together), method).choose_alone(method)
 
     def _runs_alone(self, method: str, row: Recipe) -> bool:
-        """Whether a method also runs with each client alone."""
         protocol = self.request.protocol
         is_asked = "alone" in protocol.controls and (protocol.alone_of is None or method in protocol.alone_of)
         return is_asked and method != _LOCAL and runs_alone(row)
@@ -503,5 +501,4 @@ def _with_new_defaults(stored: Mapping[str, Any], recipe: Recipe) -> dict[str, A
 
 
 def _as_json(value: Any) -> Any:
-    """A value as a JSON file gives it back."""
     return json.loads(json.dumps(value))

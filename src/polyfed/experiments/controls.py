@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.settings import Evaluation, Privacy
+from polyfed.core.settings import Privacy
 from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.plugins.settings import Availability, Compression, Devices, RobustAggregation
@@ -60,9 +60,14 @@ def pooled(base: Recipe) -> Recipe:
             "got some"
         )
     local = base.choose("local")
+    scored = local.evaluation
+    stages = {  # without those of the middle of a round, which the client that trains for all alone is scored in
+        "stage": "personal" if scored.stage == "after_training" else scored.stage,
+        "extra_stages": [extra for extra in scored.extra_stages if extra != "after_training"],
+    }
     plain = {
         "training": local.training.model_copy(update={"client_fraction": 1.0}),
-        "evaluation": _without_after_local(local.evaluation),
+        "evaluation": scored.model_copy(update=stages),
         "availability": Availability(),
         "privacy": Privacy(),
         "compression": Compression(),
@@ -71,10 +76,3 @@ def pooled(base: Recipe) -> Recipe:
     }
     executor = "auto" if local.run.executor == "ray" else local.run.executor
     return local.model_copy(update=plain).with_run(label="pooled", control="pooled", executor=executor)
-
-
-def _without_after_local(evaluation: Evaluation) -> Evaluation:
-    """The evaluation without the scores that are taken in the middle of a round, by the client that trains alone."""
-    stage = "personal" if evaluation.stage == "after_training" else evaluation.stage
-    others = [extra for extra in evaluation.extra_stages if extra != "after_training"]
-    return evaluation.model_copy(update={"stage": stage, "extra_stages": others})

@@ -298,7 +298,6 @@ def load(
 def _restored(
     folder: Path, number: int, entry: Mapping[str, Any], place: torch.device, stage: str | None
 ) -> ClientModel:
-    """The model that an entry of the index describes; its files lie in the folder."""
     title = client_text(number, entry.get("name", ""))
     stage, files = _files_of(entry, stage)
     if not entry["zoo"]:
@@ -527,7 +526,6 @@ def _stored_entry(run: Path, client: int | str | None) -> tuple[int, Mapping[str
 
 
 def _number(text: str) -> int:
-    """Of a client, as the index has it."""
     if not re.fullmatch(r"\d{1,12}", text, re.ASCII):
         raise ValueError(f"expected numbers of clients, got '{one_line(text):.60}'")
     return int(text)

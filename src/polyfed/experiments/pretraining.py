@@ -77,7 +77,6 @@ def pretrain(
 
 
 def _build_with(builder: Builder, weights: Mapping[str, Tensor]) -> nn.Module:
-    """A new network with these weights."""
     model = builder()
     load_state(model, weights)
     return model

@@ -66,7 +66,6 @@ def _summary(kind: type[BaseModel]) -> str:
 
 
 def _keys(kind: type[BaseModel]) -> tuple[Key, ...]:
-    """The keys of a class of settings."""
     hints = typing.get_type_hints(kind, include_extras=True)
     found = []
     for name, field in kind.model_fields.items():

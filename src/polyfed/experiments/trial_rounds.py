@@ -122,7 +122,6 @@ class TrialRounds:
         return [self._described(client, first, second, last) for client in self._measured]
 
     def _round(self, number: int, exchanges: Sequence[Exchange], final: bool = False) -> _Played:
-        """Play a round of these exchanges, if there are any."""
         if not exchanges:
             return _Played(number)
         federation = self._federation
@@ -240,7 +239,6 @@ class MeasuringExecutor(Serial):
         return outcome
 
     def _train(self, work: ClientWork) -> TrainingResult:
-        """Train on a few batches, and measure what training and scoring cost."""
         client = work.client
         job = work.job
         method = work.method

@@ -102,10 +102,6 @@ def to_markdown(
     return "\n\n".join(parts) + "\n"
 
 
-def _seeds_text(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-
-
 # what the others' data are worth -----------------------------------------------------------------------------------
 
 
@@ -208,7 +204,6 @@ def _federated_gains(found: Sequence[SettingResult], gains: Mapping[str, Mapping
 
 
 def _in_vain(apart: Sequence[Gains | None]) -> frozenset[int]:
-    """The places of methods that are better together than alone, but below Local."""
     return frozenset(at for at, parts in enumerate(apart) if parts is not None and parts.rises_below_local)
 
 
@@ -271,7 +266,8 @@ def _caption(one: SettingResult) -> str:
     """What was measured, and how it was scored."""
     stages = list(dict.fromkeys(row.stage for row in one.rows))
     stage = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
-    parts = [f"{one.about}, {_seeds_text(one.seeds)}.", one.main_score.of_it(f"Accuracy: {stage}, {one.scored_on}.")]
+    seeds = f"seed{'s' if len(one.seeds) > 1 else ''} {', '.join(map(str, one.seeds))}"
+    parts = [f"{one.about}, {seeds}.", one.main_score.of_it(f"Accuracy: {stage}, {one.scored_on}.")]
     parts += [one.changes] if one.changes else []
     if fewer := [f"{row.name} {', '.join(row.accuracy)}" for row in one.rows if len(row.accuracy) < len(one.seeds)]:
         parts.append(f"Fewer seeds: {'; '.join(fewer)}.")
@@ -279,7 +275,6 @@ def _caption(one: SettingResult) -> str:
 
 
 def _tuning_columns(tuning: Mapping[str, Tuning]) -> list[Column]:
-    """What was tried and chosen for each row."""
 
     def listed(values: Mapping[str, Sequence[Any]]) -> str:
         return "; ".join(f"{name} {', '.join(map(format_setting, each))}" for name, each in values.items())

@@ -102,20 +102,15 @@ def worth_of(setting: SettingResult) -> Worth:
 
 
 def _side(row: RowResult) -> str:
-    """Which side a row is on; "": none."""
     if row.method == CLOSED_FORM:
         return ""
     if row.control.startswith("pooled"):
         return "pooled"
-    if row.control == "alone" or row.bytes_up == 0 or _makes_no_use_of_uploads(row):
+    settings = flat_table(row.hyperparameters)
+    ignores_uploads = any(key.split(".")[-1] == "control" and value in _NEEDS_NOBODY for key, value in settings.items())
+    if row.control == "alone" or row.bytes_up == 0 or ignores_uploads:
         return "without"
     return "" if row.control else "federated"
-
-
-def _makes_no_use_of_uploads(row: RowResult) -> bool:
-    """Whether the row's targets are a client's own, or known to all, though its method sends something."""
-    settings = flat_table(row.hyperparameters)
-    return any(key.split(".")[-1] == "control" and value in _NEEDS_NOBODY for key, value in settings.items())
 
 
 def _pick(setting: SettingResult, side: str) -> Side:

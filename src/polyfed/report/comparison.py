@@ -122,7 +122,6 @@ class _Section:
         )
 
     def _row(self, name: str, target: float | None, gains: Gains | None) -> dict[str, Any]:
-        """A line of `ComparisonGroup.rows`."""
         runs = self.group.rows[name]
         stage = self.stages[name]
         results = [run.result for run in runs]
@@ -163,7 +162,6 @@ class _Section:
         return row
 
     def _difference(self, name: str) -> Estimate:
-        """The row's main score minus Local's, seed by seed."""
         if self.local is None or name == self.local:
             return Estimate()
         local = self.group.rows[self.local]
@@ -248,20 +246,17 @@ def _one_run(run: RunRecord, score: float | None) -> dict[str, Any]:
 
 
 def _means(summaries: Sequence[Mapping[str, Summary | FigureSummary]]) -> dict[str, float]:
-    """The means of every entry that all runs have, over the runs."""
     shared = [key for key in summaries[0] if all(key in other for other in summaries)]
     found = {key: mean_of([summary[key].mean for summary in summaries]) for key in shared}
     return {key: mean for key, mean in found.items() if mean is not None}
 
 
 def _largest(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The largest of every entry that any run has."""
     return {key: max(one[key] for one in found if key in one) for key in dict.fromkeys(k for one in found for k in one)}
 
 
 # notes ------------------------------------------------------------------------------------------------------------
 def _about_columns(rows: Sequence[Row], score: MainScore, when: str) -> str:
-    """What the columns of the table are."""
     several = any(len(row["seeds"]) > 1 for row in rows)
     what = "accuracy in %" if score.is_share else f"{score.title} (low is good)"
     note = f"{what} {when}"
@@ -299,14 +294,8 @@ def _about_scores(rows: Sequence[Row]) -> Iterator[str]:
             "held out: clients that never trained, on their own test samples, with what they would receive if they "
             f"joined now{epochs}; all other figures are of the clients that train"
         )
-    most = max(len(row["seeds"]) for row in rows)
-    few = [row["name"] for row in rows if len(row["seeds"]) < SEEDS]
-    if most == 1:
-        yield "one seed: neither a spread nor an interval is known"
-    elif most < SEEDS:
-        yield "two seeds: no interval is given, which takes three"
-    elif few:
-        yield f"fewer than three seeds, of which no interval is given: {', '.join(few)}"
+    if few := [row["name"] for row in rows if len(row["seeds"]) < SEEDS]:
+        yield f"fewer than three seeds, of which no interval is known: {', '.join(few)}"
 
 
 def _about_target(target: float, group: Group) -> str:
@@ -314,8 +303,7 @@ def _about_target(target: float, group: Group) -> str:
     scored = f"; scored was every {every}th round" if every > 1 else ""
     return (
         f"target {100 * target:g} %: first scored round, counted from 1, with at least this accuracy; bytes (both "
-        "ways) and time are of all rounds up to it; below it again: seeds with a later round below the target"
-        f"{scored}"
+        f"ways) and time are of all rounds up to it{scored}"
     )
 
 

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.errors import ConfigError, suggest
 from polyfed.escaping import csv_text, json_text, markdown_text, visible
 from polyfed.markup import details, notes, paragraph
 from polyfed.markup import table as html_table
@@ -96,7 +95,6 @@ class ComparisonGroup:
             (`polyfed.report.statistics.leader`); what nobody leads is left out.
         score: what the rows' accuracies are: where numbers are predicted, the RMSE.
         clients: what each client has of each row (`polyfed.report.client_scores.scores_of_clients`).
-        chosen: the headings of the columns to show, in order; () for all.
     """
 
     caption: str
@@ -110,7 +108,6 @@ class ComparisonGroup:
     leaders: Mapping[str, str]
     score: MainScore
     clients: pd.DataFrame
-    chosen: tuple[str, ...] = ()
 
     def keys_of(self, group: str) -> list[str]:
         """The names of a group of figures that any row has."""
@@ -146,12 +143,8 @@ class Table:
 # columns ----------------------------------------------------------------------------------------------------------
 def columns_of(section: ComparisonGroup, metrics: bool = False) -> list[Column]:
     """What people see, with the other figures on request. Columns in which nothing is known are left out, and scores
-    that are the same as others; where some are chosen, these.
-
-    Raises:
-        ConfigError: there is none of a chosen heading.
+    that are the same as others.
     """
-    metrics = metrics or bool(section.chosen)
     columns = [_names_of(section)]
     seeds = [" ".join(map(str, one)) for one in section.column("seeds")]
     columns += [
@@ -173,29 +166,7 @@ def columns_of(section: ComparisonGroup, metrics: bool = False) -> list[Column]:
         Column("simulated\ntime", list(map(duration, section.column("simulated_seconds")))),
         Column("refused", [str(count or NOT_KNOWN) for count in section.column("refused")]),
     ]
-    found = [*columns, accuracy, *(column for column in numbers if not column.is_empty)]
-    if not section.chosen:
-        return found
-    known = {column.title.casefold(): column for column in found[1:]}
-    if odd := [heading for heading in section.chosen if heading.casefold() not in known]:
-        titles = [column.title for column in known.values()]
-        raise ConfigError(f"--columns: expected headings of the table, got '{odd[0]}'{suggest(odd[0], titles)}")
-    return [found[0], *(known[heading.casefold()] for heading in section.chosen)]
-
-
-def with_columns(table: Table, headings: Sequence[str]) -> Table:
-    """The table with these columns behind the names, in this order, and no further tables; for a paper, say.
-
-    Args:
-        headings: as tables show them, in upper or lower case, also those of the other figures.
-
-    Raises:
-        ConfigError: a section has no such column.
-    """
-    sections = tuple(replace(section, chosen=tuple(headings)) for section in table.sections)
-    for section in sections:
-        columns_of(section)
-    return replace(table, sections=sections)
+    return [*columns, accuracy, *(column for column in numbers if not column.is_empty)]
 
 
 def _names_of(section: ComparisonGroup) -> Column:
@@ -208,7 +179,6 @@ def _names_of(section: ComparisonGroup) -> Column:
 
 
 def _scores(section: ComparisonGroup, metrics: bool) -> list[Column]:
-    """The main score, and what else was scored."""
     score = section.score
 
     def of(heading: str, key: str, leads: str = "") -> Column:
@@ -233,7 +203,6 @@ def _scores(section: ComparisonGroup, metrics: bool) -> list[Column]:
 
 
 def _bold(section: ComparisonGroup, key: str) -> frozenset[int]:
-    """The place of the row that leads a column, if one does."""
     return frozenset(at for at, name in enumerate(section.column("name")) if name == section.leaders.get(key))
 
 
@@ -263,8 +232,6 @@ def sub_tables(section: ComparisonGroup) -> list[SubTable]:
 
 
 def _more_tables(section: ComparisonGroup) -> list[SubTable]:
-    if section.chosen:
-        return []
     more = [*_gain_tables(section), *_interval_tables(section), *_target_tables(section)]
     known = [(title, [column for column in columns if not column.is_empty]) for title, columns in more]
     return [*known, *_paper_tables(section)]
@@ -292,7 +259,6 @@ def _gain_tables(section: ComparisonGroup) -> Iterator[SubTable]:
 
 
 def _interval_tables(section: ComparisonGroup) -> Iterator[SubTable]:
-    """The intervals; nothing where no row has seeds enough."""
     score = section.score
     last = Column(score.title, [interval_of_score(one, score) for one in section.estimates(score.name)])
     validated = section.estimates(f"{score.name}_best_by_validation")
@@ -310,11 +276,10 @@ def _target_tables(section: ComparisonGroup) -> Iterator[SubTable]:
     """Rounds, bytes and seconds; nothing where no target was asked for."""
     if "target_accuracy" not in section.rows:
         return
-    reached, runs, lost = (section.column(f"target_{key}") for key in ("reached", "runs", "lost"))
+    reached, runs = (section.column(f"target_{key}") for key in ("reached", "runs"))
     columns = [
         _names_of(section),
         Column("seeds that\nreached it", [f"{some} of {every}" for some, every in zip(reached, runs, strict=True)]),
-        Column("below it\nagain", [str(n) if some else NOT_KNOWN for n, some in zip(lost, reached, strict=True)]),
         Column("rounds", [_number(one.mean, one.std, 1) for one in section.estimates("target_rounds")]),
         Column("bytes", list(map(size, section.column("target_bytes")))),
         Column(_TIME, list(map(duration, section.column("target_seconds")))),
@@ -362,7 +327,7 @@ def _footnotes(section: ComparisonGroup, one: PaperComparison) -> str:
 
 def _architecture_tables(section: ComparisonGroup) -> list[SubTable]:
     """The accuracies by architecture; nothing where all clients have the same."""
-    names = [] if section.chosen else section.keys_of("by_architecture")
+    names = section.keys_of("by_architecture")
     values = {name: section.column(f"by_architecture_{name}") for name in names}
     columns = [Column(name, [scored(value, section.score) for value in found]) for name, found in values.items()]
     return [(section.score.of_it(_BY_ARCHITECTURE), [_names_of(section), *columns])] if len(names) > 1 else []
@@ -380,7 +345,6 @@ def to_csv(table: Table) -> str:
 
 
 def _joined(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists as their entries with blanks between."""
     return {key: " ".join(map(str, value)) if isinstance(value, list) else value for key, value in line.items()}
 
 
@@ -455,8 +419,8 @@ def to_latex(table: Table) -> str:
     """
     blocks: list[str] = []
     for section in table.sections:
-        left_out = {column.heading for column in _metrics_of(section)} | {*section.keys_of("by_stage"), "std\nclients"}
-        left_out = set() if section.chosen else {*left_out, _TIME}
+        left_out = {column.heading for column in _metrics_of(section)}
+        left_out |= {*section.keys_of("by_stage"), "std\nclients", _TIME}
         main = [column for column in columns_of(section) if column.heading not in left_out]
         more = [*_more_tables(section), *_architecture_tables(section)]
         blocks.append(latex_table(section.caption, main, [] if more else section.notes))
@@ -517,16 +481,12 @@ def to_text(table: Table, width: int = 100, metrics: bool = False, clients: bool
             columns = client_scores.client_columns(section.clients, section.score)
             more.append((section.score.of_it(client_scores.ABOUT), columns))
         texts = [wrapped(section.caption, width), text_blocks(columns_of(section, metrics), width)]
-        texts += [_text_titled(title, columns, width) for title, columns in more]
+        texts += [f"{wrapped(f'{title}:', width)}\n\n{text_blocks(columns, width)}" for title, columns in more]
         texts.append("\n".join(wrapped(note, width) for note in section.notes))
         blocks.append("\n\n".join(texts) + "\n")
     if table.notes:
         blocks.append("\n".join(wrapped(f"note: {note}", width) for note in table.notes) + "\n")
     return "\n".join(blocks)
-
-
-def _text_titled(title: str, columns: Sequence[Column], width: int) -> str:
-    return wrapped(f"{title}:", width) + "\n\n" + text_blocks(columns, width)
 
 
 def write(table: Table, folder: str | Path) -> list[Path]:

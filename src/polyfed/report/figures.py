@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyfed.errors import ConfigError
@@ -27,12 +26,11 @@ from polyfed.report.plot_style import (
     inches,
     legend,
     line_style,
-    save,
     shortened,
     style_axes,
 )
 from polyfed.report.run_records import RunRecord, rows_of_pooled
-from polyfed.results.main_score import RMSE, MainScore
+from polyfed.results.main_score import RMSE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,10 +97,6 @@ def _drawing(stem: str, figure: Figure, about: str, rows: Sequence[Mapping[str, 
     return FigureWithData(stem, figure, {"about": about, "rows": rows}, rows)
 
 
-def _save_all(drawings: Iterable[FigureWithData], folder: str | Path) -> list[Path]:
-    return [file for drawing in drawings for file in save(drawing.figure, folder, drawing.stem)]
-
-
 # curves -----------------------------------------------------------------------------------------------------------
 
 
@@ -125,21 +119,10 @@ def metric_factor(group: Group, metric: str) -> float:
     return 100.0 if is_share else 1.0
 
 
-def curves(
-    runs: Iterable[RunRecord],
-    out_folder: str | Path,
-    x: str = "round",
-    stage: str | None = None,
-    metric: str = "accuracy",
-) -> list[Path]:
-    """Write the figures of `curve_drawings` as PNG and SVG: ``<metric>-by-<x>``, of the accuracy or the RMSE."""
-    return _save_all(curve_drawings(runs, x, stage, metric), out_folder)
-
-
 def curve_drawings(
     runs: Iterable[RunRecord], x: str = "round", stage: str | None = None, metric: str = "accuracy"
 ) -> list[FigureWithData]:
-    """Accuracy against rounds, bytes or time: one figure per set of comparable runs.
+    """``<metric>-by-<x>``: accuracy against rounds, bytes or time, one figure per set of comparable runs.
 
     Args:
         runs: from ``load_runs``; unfinished ones are left out.
@@ -174,7 +157,6 @@ def curve_drawings(
 
 
 def _in_order(group: Group, frame: pd.DataFrame) -> pd.DataFrame:
-    """The lines of a frame by the rows of the group."""
     return frame.sort_values("name", key=lambda names: names.map(list(group.rows).index), kind="stable")
 
 
@@ -337,16 +319,7 @@ def _mark(group: Group, name: str) -> dict[str, Any]:
     return bare | {"linestyle": "none", "markersize": 5.5, "markerfacecolor": "none", "markeredgewidth": 1.3}
 
 
-def _shown(score: MainScore, values: Iterable[float]) -> list[float]:
-    return list(map(score.shown, values))
-
-
 # what federation is worth -----------------------------------------------------------------------------------------
-
-
-def write_gains(runs: Iterable[RunRecord], folder: str | Path, stage: str | None = None) -> list[Path]:
-    """Write the figures of `gain_drawings` as PNG and SVG."""
-    return _save_all(gain_drawings(runs, stage), folder)
 
 
 def gain_drawings(runs: Iterable[RunRecord], stage: str | None = None) -> list[FigureWithData]:

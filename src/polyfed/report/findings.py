@@ -107,7 +107,6 @@ def decompose(rows: _Rows, stages: Mapping[str, str], score: MainScore = ACCURAC
 
 
 def _is_alone(other: RunRecord, run: RunRecord) -> bool:
-    """Whether the other is the run of the same method and settings in which clients are alone."""
     is_same = other.method == run.method and other.settings == {**run.settings, "alone": True}
     return is_same and other.control == "alone"
 

@@ -1,7 +1,7 @@
 """report.html: one page that holds everything a comparison has to tell, from run folders and the figures beside it.
 
-Styles, script and figures are inline: the page is one file, works without network, and its content policy forbids it to
-load anything. Text from run folders is escaped; the script only sorts the rows of tables.
+Styles and figures are inline: the page is one file, works without network, and its content policy forbids it to
+load or to run anything. Text from run folders is escaped.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from polyfed.report.comparison_tables import (
     ComparisonGroup,
     Table,
     sub_tables,
-    with_columns,
     write,
 )
-from polyfed.report.figures import axes_of, clients, curves, write_gains
+from polyfed.report.figures import axes_of, clients, curve_drawings, gain_drawings
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import save
 from polyfed.report.results_page import read_command
@@ -35,8 +34,6 @@ from polyfed.report.text_tables import Column
 from polyfed.version import __version__
 
 _REASONS = 5  # reasons of refusals that are given, the most frequent ones
-_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "d": 86400, "h": 3600, "min": 60, "s": 1}
-_NUMBER = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def write_page(
@@ -72,7 +69,6 @@ def write_report(
     stage: str | None = None,
     axis: str | None = None,
     metric: str = "accuracy",
-    columns: Sequence[str] = (),
 ) -> list[Path]:
     """Write the tables, the figures and the page of a comparison.
 
@@ -80,18 +76,17 @@ def write_report(
         runs, table, folder, stage: as for `write_page`.
         axis: of the curves; by default a figure each for rounds, bytes and, where there is one, simulated time.
         metric: what curves show, see `polyfed.report.figures.curve_drawings`.
-        columns: those that tables show but for the page's, by their headings; () for all.
 
     Raises:
-        ConfigError: there is no such column, axis or metric, or nothing to draw; or a file cannot be written.
+        ConfigError: there is no such axis or metric, or nothing to draw; or a file cannot be written.
     """
-    shown = with_columns(table, columns) if columns else table
     axes = [name for name in axes_of(runs) if name != "seconds"] if axis is None else [axis]
-    drawn = [file for name in axes for file in curves(runs, folder, name, stage, metric)]
-    drawn += write_gains(runs, folder, stage)
+    drawings = [drawing for name in axes for drawing in curve_drawings(runs, name, stage, metric)]
+    drawings += gain_drawings(runs, stage)
     if any(len(section.clients) for section in table.sections):
-        drawn += [file for drawing in clients(runs) for file in save(drawing.figure, folder, drawing.stem)]
-    return [*drawn, *write(shown, folder), write_page(runs, table, folder, stage, drawn)]
+        drawings += clients(runs)
+    drawn = [file for drawing in drawings for file in save(drawing.figure, folder, drawing.stem)]
+    return [*drawn, *write(table, folder), write_page(runs, table, folder, stage, drawn)]
 
 
 def page(runs: Iterable[RunRecord], table: Table, stage: str | None = None, figures: Sequence[Path] = ()) -> str:
@@ -104,8 +99,9 @@ def page(runs: Iterable[RunRecord], table: Table, stage: str | None = None, figu
     if drawn:
         body.append(f"<section><h2>Figures</h2>{''.join(map(_image, drawn))}</section>")
     parts = {"title": html_text(title), "body": "\n".join(body), "version": __version__}
-    parts |= {"style": _part("page.css"), "script": _part("page.js")}
-    parts |= {f"{name}_hash": _hash(parts[name]) for name in ("style", "script")}
+    style = _part("page.css")
+    digest = hashlib.sha256(style.encode("utf-8")).digest()  # by which the page's policy knows its own style
+    parts |= {"style": style, "style_hash": f"sha256-{base64.b64encode(digest).decode('ascii')}"}
     return re.sub(
         r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html")
     )  # once: texts hold what they like
@@ -113,11 +109,6 @@ def page(runs: Iterable[RunRecord], table: Table, stage: str | None = None, figu
 
 def _part(name: str) -> str:
     return resources.files("polyfed.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    """By which the page's policy knows its own style and script."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}"
 
 
 # a set of comparable runs -----------------------------------------------------------------------------------------
@@ -128,7 +119,10 @@ def _section(group: Group, section: ComparisonGroup) -> str:
     parts = [
         f"<h2>{html_text(group.about)}</h2>",
         f"<p{look}>{html_text(section.caption)}</p>",
-        *(_titled(title, columns) for title, columns in sub_tables(section)),
+        *(
+            (f"<h3>{html_text(title)}</h3>" if title else "") + _table(columns)
+            for title, columns in sub_tables(section)
+        ),
         _list(section.notes),
     ]
     if len(section.clients):
@@ -213,35 +207,15 @@ def _image(file: Path) -> str:
     return f'<img alt="{html_text(file.stem.replace("-", " "))}" src="data:image/png;base64,{coded}">'
 
 
-def _titled(title: str, columns: Sequence[Column]) -> str:
-    return (f"<h3>{html_text(title)}</h3>" if title else "") + _table(columns)
-
-
 def _table(columns: Sequence[Column]) -> str:
-    """A table whose headings sort it; what leads a column is bold."""
     looks = [' class="words"' if column.words else "" for column in columns]
-    heads = [
-        f'<th{look}><button type="button">{html_text(column.title)}</button></th>'
-        for column, look in zip(columns, looks, strict=True)
-    ]
+    heads = [f"<th{look}>{html_text(column.title)}</th>" for column, look in zip(columns, looks, strict=True)]
     rows = []
     for row in range(len(columns[0].cells)):
         cells = []
         for column, look in zip(columns, looks, strict=True):
             text = html_text(column.cells[row])
-            number = None if column.words else sort_order(column.cells[row])
-            order = "" if number is None else f' data-order="{number}"'
-            cells.append(f"<td{look}{order}>{f'<b>{text}</b>' if row in column.bold else text}</td>")
+            cells.append(f"<td{look}>{f'<b>{text}</b>' if row in column.bold else text}</td>")
         rows.append(f"<tr>{''.join(cells)}</tr>")
     head = f"<thead><tr>{''.join(heads)}</tr></thead>"
     return f'<div class="wide"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
-
-
-def sort_order(cell: str) -> float | None:
-    """By which number a cell of a table is sorted; None where it holds none.
-
-    >>> [sort_order(cell) for cell in ("75.12 ± 0.40", "+3.33", "1.5 KiB", "1 min 05 s", "[70.1, 72.3]", "-")]
-    [75.12, 3.33, 1536.0, 65.0, 70.1, None]
-    """
-    found = _NUMBER.findall(cell.split("±")[0].split(",")[0].lstrip("[("))
-    return sum(float(number) * _UNITS.get(unit, 1) for number, unit in found) if found else None

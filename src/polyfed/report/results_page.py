@@ -96,14 +96,11 @@ def _title(section: ComparisonGroup, folder: Path) -> str:
 
 def _about(section: ComparisonGroup, made: Mapping[str, str], runs: Sequence[RunRecord]) -> str:
     versions = ", ".join(f"{name} {section.versions[name]}" for name in _VERSIONS if section.versions.get(name))
-    day = made["date"] or _day_of(runs)
+    day = made["date"]
+    if not day:  # the day on which the last of the results was written
+        last = max((run.path / "result.json").stat().st_mtime for run in runs if run.finished)
+        day = datetime.datetime.fromtimestamp(last, datetime.UTC).date().isoformat()
     models = [f"Models: {', '.join(section.models)}."] if section.models else []
     lines = [section.caption, *models, f"Run on {day}{f' with {versions}' if versions else ''}."]
     command = f"\n    {visible(' '.join(made['command'].split()))}\n" if made["command"] else ""
     return "\n".join(map(markdown_text, lines)) + "\n" + command
-
-
-def _day_of(runs: Sequence[RunRecord]) -> str:
-    """The day on which the last of the results was written."""
-    last = max((run.path / "result.json").stat().st_mtime for run in runs if run.finished)
-    return datetime.datetime.fromtimestamp(last, datetime.UTC).date().isoformat()

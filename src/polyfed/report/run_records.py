@@ -252,13 +252,11 @@ def _pooled_validation(run: RunRecord, kind: str) -> float | None:
 
 
 def _by_predictor(record: RoundFigures, kind: str) -> RoundFigures:
-    """A round with the scores by one of the further predictors."""
     scores = record.scores_by_predictor.get(kind, {})
     return replace(record, scores=scores, scores_by_predictor={}, validation=None, bytes_up=0, bytes_down=0)
 
 
 def _scored_by(result: RunResult, kind: str, label: str, validation: float | None) -> RunResult:
-    """A result with the scores by one of the further predictors."""
     by_stage = {stage: scores[kind] for stage, scores in result.accuracy_by_predictor.items() if kind in scores}
     main = by_stage.get(result.evaluation.stage, Summary())
     clients = [row.model_copy(update={"accuracy": None}) for row in result.clients_table or ()]
@@ -359,7 +357,10 @@ def _named(records: list[RunRecord]) -> list[RunRecord]:
     families: dict[str, list[dict[str, Any]]] = {}
     for run in records:
         families.setdefault(run.label_or_method, []).append(_identity(run))
-    differing = {base: _differing(members) for base, members in families.items()}
+    differing = {}
+    for base, members in families.items():
+        keys = dict.fromkeys(key for one in members for key in one)
+        differing[base] = [key for key in keys if any(one.get(key) != members[0].get(key) for one in members)]
     found = []
     for run in records:
         mine = _identity(run)
@@ -371,11 +372,6 @@ def _named(records: list[RunRecord]) -> list[RunRecord]:
 
 def _identity(run: RunRecord) -> dict[str, Any]:
     return {"method": run.method, "stage": run.stage, **run.settings}
-
-
-def _differing(identities: Sequence[dict[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for identity in identities for key in identity)
-    return [key for key in keys if any(one.get(key) != identities[0].get(key) for one in identities)]
 
 
 def format_setting(value: Any) -> str:

@@ -10,7 +10,7 @@ its difference to each other row is.
 
 A target is reached in the first round, counted from 1, after which the mean accuracy over clients is at least the
 target, among the rounds that were scored (FedGH's Table 3 and FedIN's tables count so). Bytes and seconds are those of
-all rounds up to it. An accuracy may fall below the target again: the first time still counts, and a column shows it.
+all rounds up to it. An accuracy may fall below the target again: the first time still counts.
 """
 
 from __future__ import annotations
@@ -95,7 +95,11 @@ class Estimate:
     @classmethod
     def difference(cls, mine: BySeed, other: BySeed) -> Estimate:
         """That of the differences, mine minus the other, on the seeds that both have."""
-        return cls.of({seed: _minus(mine[seed], other[seed]) for seed in mine if seed in other})
+        differences: dict[int, float | None] = {}
+        for seed in [seed for seed in mine if seed in other]:
+            a, b = mine[seed], other[seed]
+            differences[seed] = None if a is None or b is None else a - b
+        return cls.of(differences)
 
     @classmethod
     def gain(cls, mine: BySeed, other: BySeed, score: MainScore) -> Estimate:
@@ -157,10 +161,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _minus(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a - b
-
-
 def leader(scores: Mapping[str, BySeed], may_lead: Container[str], lower_is_better: bool = False) -> str | None:
     """The row with the best mean, where its difference to every other row is distinguishable; else None.
 
@@ -217,7 +217,6 @@ class ToTarget:
     Attributes:
         accuracy: the target, in [0, 1].
         reached, runs: how many of the row's runs reached it, and how many there are.
-        lost: how many of those were below it again later.
         rounds: the first round at or above it.
         bytes: sent up to its end, both ways. bytes_paper: likewise, as the method's paper counts.
         seconds: spent up to its end. simulated_seconds: likewise, on simulated devices; None where there are none.
@@ -226,7 +225,6 @@ class ToTarget:
     accuracy: float
     reached: int
     runs: int
-    lost: int
     rounds: Estimate
     bytes: float | None
     bytes_paper: Estimate
@@ -248,7 +246,6 @@ def to_target(runs: Sequence[RunRecord], accuracy: float, stage: str) -> ToTarge
         accuracy=accuracy,
         reached=len(reached),
         runs=len(runs),
-        lost=sum(_falls_below(run, accuracy, stage, after=by_seed[run.seed] or 0) for run in reached),
         rounds=Estimate.of(by_seed),
         bytes=summed("bytes_up", "bytes_down"),
         bytes_paper=Estimate.of({seed: paper_bytes(spent) if spent else None for seed, spent in every.items()}),
@@ -260,17 +257,7 @@ def to_target(runs: Sequence[RunRecord], accuracy: float, stage: str) -> ToTarge
 def _rounds_to(run: RunRecord, accuracy: float, stage: str) -> Sequence[RoundFigures]:
     """The rounds of a run up to the first at or above an accuracy; none if there is no such round."""
     for number, record in enumerate(run.rounds, start=1):
-        score = _mean(record, stage)
+        score = finite(record.mean(stage)) if record.evaluated else None
         if score is not None and score >= accuracy:
             return run.rounds[:number]
     return ()
-
-
-def _falls_below(run: RunRecord, accuracy: float, stage: str, after: int) -> bool:
-    scores = [_mean(record, stage) for record in run.rounds if record.round > after]
-    return any(score is not None and score < accuracy for score in scores)
-
-
-def _mean(record: RoundFigures, stage: str) -> float | None:
-    """The mean accuracy of a round in a stage; None where it was not scored."""
-    return finite(record.mean(stage)) if record.evaluated else None

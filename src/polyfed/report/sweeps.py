@@ -167,7 +167,6 @@ def _group(cells: Sequence[SweepCell]) -> Group:
 
 
 def _row(keys: Sequence[str], cell: SweepCell) -> dict[str, Any]:
-    """A line of the frame of `SweepTable`."""
     first = cell.runs[0]
     results = [run.result for run in cell.runs]
     validation = {run.seed: finite(run.result.validation) for run in cell.runs}

@@ -127,15 +127,12 @@ def wrap_columns(columns: Sequence[Column], width: int, leading: int = 1) -> lis
     front = list(columns[:leading])
     blocks: list[list[Column]] = []
     for column in columns[leading:]:
-        if not blocks or _least_width([*blocks[-1], column]) > width:
+        others = [*blocks[-1], column] if blocks else []
+        # with the names wrapped as tightly as is still readable, and two blanks between columns
+        if not others or min(others[0].width, _NAME) + sum(one.width + 2 for one in others[1:]) > width:
             blocks.append([*front])
         blocks[-1].append(column)
     return blocks
-
-
-def _least_width(columns: Sequence[Column]) -> int:
-    """The width with the names wrapped as tightly as is still readable, and two blanks between columns."""
-    return min(columns[0].width, _NAME) + sum(column.width + 2 for column in columns[1:])
 
 
 def render_text(columns: Sequence[Column], width: int) -> str:

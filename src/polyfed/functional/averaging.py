@@ -10,7 +10,7 @@ never share memory with what is given.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -158,29 +158,11 @@ def _same_shape(name: str, expected: Tensor, tensor: Tensor, who: str, owner: st
 
 
 def _means(parts: Mapping[str, tuple[list[Tensor], list[float]]], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The mean of the tensors of each name by their shares, or a copy of the one in ``base`` where there are none.
-
-    On a device those of the same shares are taken as one: launching each would take longer than the sums.
-    """
-    found = {}
-    together: dict[Hashable, list[str]] = {}
-    for name, (tensors, shares) in parts.items():
-        like = base[name]
-        if not tensors:
-            found[name] = like.detach().clone()
-        elif like.is_cpu or not like.is_floating_point():
-            found[name] = _mean(tensors, shares, like)
-        else:
-            together.setdefault((like.device, like.dtype, tensors[0].dtype, *shares), []).append(name)
-    for names in together.values():
-        shares = parts[names[0]][1]
-        flat = torch.cat([parts[name][0][k].detach().reshape(-1) for k in range(len(shares)) for name in names])
-        mean = _mean(
-            list(flat.view(len(shares), -1)), shares, flat[: len(flat) // len(shares)].to(base[names[0]].dtype)
-        )
-        sizes = [base[name].numel() for name in names]
-        found |= {name: part.view(base[name].shape) for name, part in zip(names, mean.split(sizes), strict=True)}
-    return {name: found[name] for name in parts}
+    """The mean of the tensors of each name by their shares, or a copy of the one in ``base`` where there are none."""
+    return {
+        name: _mean(tensors, shares, base[name]) if tensors else base[name].detach().clone()
+        for name, (tensors, shares) in parts.items()
+    }
 
 
 def _mean(tensors: Sequence[Tensor], shares: Sequence[float], like: Tensor) -> Tensor:

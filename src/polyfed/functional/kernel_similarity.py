@@ -11,9 +11,8 @@ RBF kernels, exact on the rows given, and Nystroem features for their mean:
     CKA(K, M) = <H K H, H M H> / (||H K H||_F ||H M H||_F),   H K H by means of rows and columns
     K_nm = k(A, S) for landmarks S,   Z = K_nm K_mm^(-1/2),   Z Z^T ~ K
 
-Makhija et al., ICML 2022, section 3.4 and table 3; the median rule and f = 0.5 are Kornblith et al., ICML 2019. With it
-CKA does not see the scale of a representation; as f grows it tends to the linear CKA. s is a constant for the
-gradient, which therefore may change the scale, where that of the linear alignment never does.
+Makhija et al., ICML 2022, section 3.4 and table 3; the median rule and f = 0.5 are Kornblith et al., ICML 2019. As f
+grows CKA tends to the linear one. s is a constant for the gradient, which therefore may change the scale.
 
 Orthogonal Procrustes distance (the paper's section 3.4, homogeneous clients only; Schoenemann, 1966):
 

@@ -9,13 +9,10 @@ sent:            n_k, M_k / N_k, S_k / N_k: no number grows with the rows. The s
                  leaves out sums that no rows can have; they are not sent again.
 prediction:      softmax(phi(x)' W + b + log pi),  pi: the client's own class shares, or the federation's
 Texts:           phi counts words, no S is sent, W_vc = log p(v | c) with a = s / (1 - s) more of each word, b = 0.
-Private:         with `unit_features` rows of phi have norm 1, and N_k is in no number: n_k, M_k and S_k go up as they
-                 are, with Gaussian noise added once by the client (`class_statistics.add_noise`). The server leaves out
-                 what N_k such rows cannot have with it, and solves for the nearest sums that rows can have. A client's
-                 own class shares stay with it.
+Private:         with `unit_features` rows of phi have norm 1; n_k, M_k and S_k go up as they are, with Gaussian noise
+                 added once by the client. The server solves for the nearest sums that rows can have.
 Numbers:         ridge regression of y on phi(x), from the same sums of (phi(x), y); y is in each client's own unit.
-No network is trained or sent. It is a control: what are the others' rows worth to a linear model, together and alone?
-W of any grouping of the rows is the same.
+No network is trained or sent. W of any grouping of the rows is the same.
 
 After closed forms on a pre-trained extractor: Fed3R (Fani et al., ICML 2024, arXiv:2406.01116) and AFL (He et al., CVPR
 2025, arXiv:2405.16240). The classifier is Friedman's regularized discriminant analysis (JASA 1989). Maps: random

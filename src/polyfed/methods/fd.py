@@ -8,10 +8,8 @@ Server:    Z_k[c] = sum_j n_jc z_j[c] / sum_j n_jc over those j other than k who
 The paper normalizes outputs by the softmax before they are averaged, so "probabilities" are the default: a mean of them
 is a distribution whatever the clients' scales, and no score can run away with it. `outputs = "logits"` averages raw
 scores and takes softmax(Z); either way a target is a distribution, never a raw score.
-A control sends another target, to show what the others' outputs are worth: "own" z_k[c], which client k could keep
-without sending anything; "flat" Z_k[c] with all of its entries but the c-th replaced by their mean, which tells how
-sure the others are and no longer which classes they take for alike; "uniform" 1 / C throughout, which tells nothing:
-label smoothing (Szegedy et al., CVPR 2016) by lambda / (1 + lambda).
+Controls send another target: "own" z_k[c]; "flat" Z_k[c] with all of its entries but the c-th replaced by their mean;
+"uniform" 1 / C throughout: label smoothing (Szegedy et al., CVPR 2016) by lambda / (1 + lambda).
 Deviations from the paper: (1) The mean over clients is weighted by samples. The paper counts each device once
 (`weighting = "uniform"`). (2) z_k is computed in one pass after training; the paper accumulates it while weights still
 change. (3) The paper selects all clients in every round. Here a class that no client sent keeps its last outputs, and

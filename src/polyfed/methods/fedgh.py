@@ -5,9 +5,6 @@ mean of one class.
 client k:  theta_k <- theta;  E epochs of SGD on CE(H(theta_k; F_k(x)), y), over extractor and header
            Rbar_k^s = mean of F_k(x) over D_k^s, in eval mode, for each s in S_k        (a LAR; eq. 3)
 server:    theta <- theta - eta_theta grad CE(H(theta; Rbar_k^s), s), pair by pair      (eq. 4)
-
-The control "noise" sends normal noise under the same labels, with the mean and the standard deviation of all entries of
-the client's own LARs: the server trains a header that learns nothing of how features tell classes apart.
 Deviations from the paper: (1) Eq. 4 does not define one step. The default is one step per pair; `header_batch` has the
 other readings. (2) The gradient of a header step is clipped at norm 50, as in the authors' code. With ReLU features
 this norm is not reached. (3) In the authors' code, the server's optimizer does not contain the header, so that the

@@ -7,8 +7,7 @@ client k:  A_k = Phi_k(X)  (L, d_k),  in eval mode;  K_k = A_k A_k^T
            eta(t) = eta0 sqrt(t - 1), or eta0 (t - 1), or eta0;  rounds t from 1
 server:    K_bar = mean of K_j over the clients' latest uploads;  no weights are averaged
            sends F (L, r),  F F^T ~ H K_bar H
-Sent per round, P floats, a RAD of R bytes (L inputs, or 4 L), F at b bytes a number: down R + b L r, up 4 P_k, or
-b L d_k with uploads = "kernels", which sends A_k.
+up:        w_k, or A_k with uploads = "kernels"
 Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 Deviations from the paper: (1) Each step uses `alignment_data.batch` rows of the RAD, drawn anew. The paper uses all L.
 (2) K_k is computed in every step, as in the authors' code, or in every n-th (`alignment_data.every`), where the term
@@ -95,17 +94,13 @@ class MeanKernel(KernelSimilarity):
     In the server's state: "kernel 7" (a representation of the RAD that client 7 uploaded) or, by
     `Server.store_weights`, its weights; "factor all" or "factor 7", what is sent in this round. Nothing here asks for a
     model where clients upload representations.
-
-    A control sends something else in its place, to show whether it is the peers' kernels that help: "own" K_k alone to
-    client k, "permuted" K_bar with its rows and columns in an order drawn anew for each round, so that none belongs to
-    the input it stands at.
     """
 
     similarity: Literal["linear", "rbf"] = "linear"  # kernel: of inner products; "rbf": of distances
     pool: Literal["all", "seen"] = "all"  # clients whose kernels are averaged; "seen": those that ever uploaded
     # "fro": each kernel is divided by its centered Frobenius norm, so that no scale dominates
     norm: Literal["none", "fro"] = "none"
-    # target of a control: the client's "own" kernel, or the mean one with its rows "permuted"
+    # target of a control: the client's "own" kernel, or the mean one with its rows "permuted" anew in each round
     control: Literal["none", "own", "permuted"] = "none"
     rank: Annotated[int, Field(ge=1)] = 128  # columns of F, if the exact factor has more than 256
     precision: Precision = "float32"  # numbers of F, and of A_k with uploads = "kernels"

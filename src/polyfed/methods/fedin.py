@@ -103,11 +103,10 @@ class FedIN(Method):
     @property
     def requirements(self) -> Requirements:
         is_projected = self.exchange_features and self.common is not None
-        instead = "use method.aggregation = 'same-shape', with method.projection = 'fixed' if cuts differ, or fedhenn"
         return weight_averaging.requirements(
             self.aggregation,
             split_model=True,
-            hint=instead,
+            hint="use method.aggregation = 'same-shape', with method.projection = 'fixed' if cuts differ, or fedhenn",
             same_cut_shapes=self.exchange_features and not is_projected,
             gridlike_cuts=is_projected,
         )

@@ -14,17 +14,14 @@ from polyfed.core.server import Server
 class TrainedHeader(Method):
     """Its state, what is sent down, and what clients load; how it is trained is the method's own."""
 
-    @property
-    def requirements(self) -> Requirements:
-        instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
-        return Requirements(
-            split_model=True,
-            same_feature_dim=True,
-            same_head=True,
-            linear_head=True,
-            classes="the server trains the header on means of classes",
-            hint=instead,
-        )
+    requirements = Requirements(
+        split_model=True,
+        same_feature_dim=True,
+        same_head=True,
+        linear_head=True,
+        classes="the server trains the header on means of classes",
+        hint="set models.feature_dim to add a projection, or use fedhenn, which compares kernels",
+    )
 
     @property
     def staleness_weighting(self) -> Literal["alike", "uploads"]:

@@ -51,7 +51,7 @@ class MLflow(Tracker):
         wanted = [Param(key, value) for key, value in valid.items() if key not in there.data.params]
         for begin in range(0, len(wanted), _AT_ONCE):
             self._client.log_batch(self._id, params=wanted[begin : begin + _AT_ONCE])
-        points = self._client.get_metric_history(self._id, "bytes/up")
+        points = self._client.get_metric_history(self._id, "bytes_up")
         return self._id, max((point.step for point in points), default=0)
 
     def log(self, values: Mapping[str, float], number: int) -> None:
@@ -69,7 +69,7 @@ class MLflow(Tracker):
 def _valid(name: str) -> str:
     """A name without the characters that MLflow does not take.
 
-    >>> _valid("architecture/timm:resnet10t")
-    'architecture/timm_resnet10t'
+    >>> _valid("timm:resnet10t/mean")
+    'timm_resnet10t/mean'
     """
     return re.sub(r"[^/\w.\- ]", "_", name)

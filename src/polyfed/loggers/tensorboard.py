@@ -8,7 +8,7 @@ from polyfed.loggers.tracker import Tracker
 
 
 class TensorBoard(Tracker):
-    """Writes every number of a round's record as a curve, named as in `Curves`; on disk when the round is."""
+    """Writes every number of a round's record as a curve, named as in `curves`; on disk when the round is."""
 
     package = "tensorboard"
 

@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 from polyfed.errors import ConfigError
 from polyfed.escaping import one_line
 from polyfed.loggers.base import check_installed
-from polyfed.loggers.curves import Curves, leaves
+from polyfed.loggers.curves import curves
 from polyfed.results.main_score import main_score_of
-from polyfed.results.read import unseal
+from polyfed.results.read import flat_table, unseal
 
 PROJECT = "polyfed"  # what runs are filed under, unless the tracker's own environment variable says otherwise
 _ID = re.compile(r"[\w.-]*", re.ASCII)  # the id of a tracker's run; another one in a run folder is not the tracker's
@@ -114,16 +114,14 @@ class Tracker(abc.ABC):
         written = kept.read_text() if kept.exists() else ""
         known = written if _ID.fullmatch(written) else ""
         recipe = tomllib.loads((self._out / "recipe.toml").read_text(encoding="utf-8"))
-        parameters = {key: str(value)[:_LONGEST] for key, value in leaves(recipe, ".")}
+        parameters = {key: str(value)[:_LONGEST] for key, value in flat_table(recipe).items()}
         identity, self._last = self.open(known, self._name, parameters)
         kept.write_text(identity)
-        self._curves = Curves()
         for line in (self._out / "rounds.jsonl").read_bytes().splitlines():
             self._add(unseal(line))
         self._is_open = True
 
     def _add(self, record: Mapping[str, Any]) -> None:
-        values = self._curves.of(record)
         if record["round"] > self._last:
-            self.log(values, record["round"])
+            self.log(curves(record), record["round"])
             self._last = record["round"]

@@ -126,12 +126,12 @@ def check_links(folder: Path) -> None:
             )
 
 
-def flat_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted key -> value, of a table and of those in it."""
+def flat_table(table: Mapping[str, Any], between: str = ".") -> dict[str, Any]:
+    """Dotted key -> value, of a table and of those in it. between: what stands in the dot's place."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            found |= {f"{key}.{inner}": own for inner, own in flat_table(value).items()}
+            found |= {f"{key}{between}{inner}": own for inner, own in flat_table(value, between).items()}
         else:
             found[key] = value
     return found

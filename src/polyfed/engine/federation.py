@@ -50,7 +50,7 @@ from polyfed.engine.model_export import ModelExport
 from polyfed.engine.pace import Pace, single_threaded
 from polyfed.engine.plugin import Setup, reads_uploads
 from polyfed.engine.processor_time import processor_seconds
-from polyfed.engine.remarks import class_remarks, held_out_remarks, test_row_remarks, unread_settings
+from polyfed.engine.remarks import class_remarks, held_out_remarks, unread_settings
 from polyfed.engine.round import RoundRunner, draw_cohort, server_stage
 from polyfed.engine.round_state import Round
 from polyfed.engine.run import ClientModels, History, summarize_run
@@ -430,8 +430,8 @@ class Federation:
         return [*averaging, *held_out_remarks(self.setup), *self.class_remarks(), *self.unread_settings()]
 
     def data_remarks(self) -> list[str]:
-        """Who is held out, who has so few test rows that one weighs much, and what is odd about classes and inputs."""
-        return [*held_out_remarks(self.setup), *test_row_remarks(self.setup, self.task), *self.class_remarks()]
+        """Who is held out, and what is odd about classes and inputs."""
+        return [*held_out_remarks(self.setup), *self.class_remarks()]
 
     def unread_settings(self) -> list[str]:
         """A line for every setting that was given and that the method does not read."""

@@ -36,17 +36,6 @@ def held_out_remarks(setup: Setup) -> list[str]:
     return [f"held out of training: clients {clients_text(held_out, names)}"] if held_out else []
 
 
-def test_row_remarks(setup: Setup, task: Task) -> list[str]:
-    """Who has so few test rows that a single one weighs much in the mean over clients."""
-    if task.test is not None or setup.evaluation.weighting == "samples":
-        return []
-    unscored = setup.held_out | setup.unscored
-    rows = {client.id: len(client.data.test) for client in setup.clients if client.id not in unscored}
-    scored = {client: count for client, count in rows.items() if count}
-    line = task.main_score.about_few_rows(scored, [client.name for client in setup.clients])
-    return [line] if line else []
-
-
 def class_remarks(setup: Setup, task: Task) -> list[str]:
     """What is odd about the clients' classes (`polyfed.data.classes`), and about the size of inputs."""
     clients = setup.clients

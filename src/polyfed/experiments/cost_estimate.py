@@ -73,7 +73,7 @@ class CostEstimate:
         workers: processes that do the clients' work. stack: so many clients train as one, at most.
         device_nbytes: of all clients' weights where these stay on the GPU between rounds; None: there is no GPU.
         averaged: what the method averages with whom, in a line; "" where it averages no networks.
-        remarks: who is held out of training, who has few test rows; what is odd about the classes
+        remarks: who is held out of training; what is odd about the classes
             (`polyfed.data.classes.remarks`) and the data set (`FederatedDataset.remarks`).
     """
 

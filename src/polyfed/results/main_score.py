@@ -6,14 +6,9 @@ In the files of a run with numbers to predict, all keys that begin with "accurac
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from polyfed.escaping import client_text
-
-_MOST = 0.01  # of the mean over clients that a single test row may be, unsaid: as one of a test set of 100 rows is
-_TOLD = 3  # clients that are named; of more, how many
 
 
 @dataclass(frozen=True)
@@ -72,26 +67,6 @@ class MainScore:
         ('50.00', '53.47', '+1.500')
         """
         return f"{100 * value:{sign}.2f}" if self.is_share else f"{value:{sign}#.4g}".removesuffix(".")
-
-    def about_few_rows(self, test_rows: Mapping[int, int], names: Sequence[str] = ()) -> str:
-        """A line on the clients of which one test row is more than `_MOST` of the mean over clients; "" for none.
-
-        Args:
-            test_rows: client -> its number of test rows, of all that are scored. names: of all clients, or none.
-
-        >>> ACCURACY.about_few_rows({0: 50, 1: 1}, ["", "tiny"])
-        "few test rows: client 1 ('tiny') has 1, each 50.0 points of the mean over clients"
-        """
-        shares = {client: 1 / (len(test_rows) * rows) for client, rows in test_rows.items() if rows}
-        few = sorted((client for client, share in shares.items() if share > _MOST), key=lambda one: -shares[one])
-        unit = "points" if self.is_share else "%"
-        named = [
-            f"{client_text(client, names[client] if names else '')} has {test_rows[client]}, each "
-            f"{100 * shares[client]:.1f} {unit}{' of the mean over clients' if client == few[0] else ''}"
-            for client in few[:_TOLD]
-        ]
-        more = [f"and {len(few) - _TOLD} more"] if len(few) > _TOLD else []
-        return f"few test rows: {'; '.join([*named, *more])}" if few else ""
 
     def renamed(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Entries under the keys of this score, of such under those of the accuracy."""

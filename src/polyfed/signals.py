@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
 
 TERMINATION_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 _PR_SET_PDEATHSIG = 1
@@ -30,8 +29,7 @@ def raise_on_termination() -> Iterator[list[int]]:
     """Within the block SIGINT, SIGTERM and SIGHUP raise `TerminationSignal`; gives the numbers of those received.
 
     Only the first one does, as what it asks for may take a while. A second SIGINT ends the program at once. What is
-    ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes. Of what Python
-    or an import drops (see `raise_if_lost`) it shows no traceback.
+    ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes.
     """
     received: list[int] = []
 
@@ -50,28 +48,11 @@ def raise_on_termination() -> Iterator[list[int]]:
         before = {number: signal.signal(number, interrupt) for number in heard}
     _received.append(received)
     try:
-        with _without_traceback():
-            yield received
+        yield received
     finally:
         _received.pop()
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _without_traceback() -> Iterator[None]:
-    """Within the block Python tells of no `TerminationSignal` that it drops."""
-    before = sys.unraisablehook
-
-    def tell(dropped: Any) -> None:
-        if not isinstance(dropped.exc_value, TerminationSignal):
-            before(dropped)
-
-    sys.unraisablehook = tell
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
 
 
 def end_with_parent() -> None:

@@ -60,29 +60,29 @@ def sixty(make: Any, **run: Any) -> Path:
 def by_quantity(make: Any, name: str, **run: Any) -> dict[str, paper_results.PaperComparison]:
     (section,) = compare_runs(load_runs(sixty(make, **run))).sections
     (row,) = [row for row in section.rows.to_dict("records") if row["name"] == name]
-    return {one.quantity: one for one in row["published"]}
+    return {one.printed.quantity: one for one in row["published"]}
 
 
 def test_ours_beside_theirs(make: Any) -> None:
     found = by_quantity(make, "fedgh")
     accuracy = found["accuracy"]
-    assert (accuracy.table, accuracy.setting) == ("p/table1", "num_clients=2, dirichlet_alpha=0.5")
-    assert (accuracy.stage, accuracy.seeds, accuracy.footnotes) == ("personal", (0, 1), ("first",))
-    assert (accuracy.ours, accuracy.theirs, accuracy.difference) == pytest.approx((62.0, 62.0, 0.0))
-    assert accuracy.ours_spread == pytest.approx(4 / math.sqrt(2))
+    assert (accuracy.printed.place, accuracy.printed.setting) == ("p/table1", "num_clients=2, dirichlet_alpha=0.5")
+    assert (accuracy.stage, accuracy.ours.seeds, accuracy.printed.footnotes) == ("personal", (0, 1), ("first",))
+    assert (accuracy.ours.mean, accuracy.printed.mean, accuracy.difference) == pytest.approx((62.0, 62.0, 0.0))
+    assert accuracy.ours.std == pytest.approx(4 / math.sqrt(2))
     assert accuracy.spread == pytest.approx(math.sqrt(1 + 8))  # 1^2 + (4 / sqrt 2)^2
     assert accuracy.mark == paper_results.WITHIN
     rounds, sent, each = found["rounds to 60 %"], found["bytes to 60 %"], found["bytes per client and round"]
-    assert (rounds.ours, rounds.theirs, rounds.mark) == (2, 2, paper_results.NO_SPREAD)
-    assert (sent.ours, sent.theirs, sent.difference) == (6, 3, 3)  # two rounds of 1 + 2 KiB
-    assert (each.ours, each.difference) == pytest.approx((1.5, 0.25))  # 3 KiB for two clients
-    assert found["parameters sent"].ours == pytest.approx(128e-6)  # 1 KiB up, two clients, four bytes each
+    assert (rounds.ours.mean, rounds.printed.mean, rounds.mark) == (2, 2, paper_results.NO_SPREAD)
+    assert (sent.ours.mean, sent.printed.mean, sent.difference) == (6, 3, 3)  # two rounds of 1 + 2 KiB
+    assert (each.ours.mean, each.difference) == pytest.approx((1.5, 0.25))  # 3 KiB for two clients
+    assert found["parameters sent"].ours.mean == pytest.approx(128e-6)  # 1 KiB up, two clients, four bytes each
     assert "memory" not in found
 
 
 def test_who_sends_nothing_has_no_rounds(make: Any) -> None:
     found = by_quantity(make, "local")
-    assert (found["rounds to 60 %"].ours, found["rounds to 60 %"].theirs) == (0, 0)
+    assert (found["rounds to 60 %"].ours.mean, found["rounds to 60 %"].printed.mean) == (0, 0)
     assert found["accuracy"].difference == pytest.approx(1.0)
 
 
@@ -132,8 +132,8 @@ def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
 def test_never_reached_is_said(make: Any) -> None:
     make("fedgh", "fedgh", 0, (0.3, 0.5), run=RUN)
     (row,) = compare_runs(load_runs(make.root)).sections[0].rows.to_dict("records")
-    found = {one.quantity: one for one in row["published"]}
-    assert (found["rounds to 60 %"].ours, found["rounds to 60 %"].mark) == (None, "not reached")
+    found = {one.printed.quantity: one for one in row["published"]}
+    assert (found["rounds to 60 %"].ours.mean, found["rounds to 60 %"].mark) == (None, "not reached")
     assert found["bytes to 60 %"].difference is None
     assert "| not reached |" in to_markdown(compare_runs(load_runs(make.root)))
 
@@ -172,7 +172,7 @@ def test_the_shipped_fedgh_table_is_found_by_a_recipes_data(make: Any) -> None:
     data = {"dataset": "cifar10", "num_clients": 10, "partition": "by_class", "classes_per_client": 2}
     make("fedgh", "fedgh", 0, (0.5, 0.976), data=data, run={"paper_tables": ["fedgh/table3"]})
     (row,) = compare_runs(load_runs(make.root)).sections[0].rows.to_dict("records")
-    found = {one.quantity: one for one in row["published"]}
-    assert (found["accuracy"].theirs, found["accuracy"].mark) == (97.60, paper_results.NO_SPREAD)
-    assert (found["rounds to 90 %"].theirs, found["rounds to 90 %"].ours) == (2, 2)
-    assert found["bytes per client and round"].theirs == pytest.approx(23.45, abs=0.01)
+    found = {one.printed.quantity: one for one in row["published"]}
+    assert (found["accuracy"].printed.mean, found["accuracy"].mark) == (97.60, paper_results.NO_SPREAD)
+    assert (found["rounds to 90 %"].printed.mean, found["rounds to 90 %"].ours.mean) == (2, 2)
+    assert found["bytes per client and round"].printed.mean == pytest.approx(23.45, abs=0.01)

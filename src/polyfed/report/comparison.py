@@ -84,7 +84,7 @@ class _Section:
         rows = frame.to_dict("records")
         leaders = self._leaders()
         clients = scores_of_clients(group, self.local)
-        footnotes = dict.fromkeys(name for row in rows for one in row["published"] for name in one.footnotes)
+        footnotes = dict.fromkeys(name for row in rows for one in row["published"] for name in one.printed.footnotes)
         numbers = {name: number for number, name in enumerate(footnotes, start=1)}
         notes = [
             _about_columns(rows, self.score, group.evaluation.when),

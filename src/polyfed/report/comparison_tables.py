@@ -293,17 +293,18 @@ def _paper_tables(section: ComparisonGroup) -> Iterator[SubTable]:
     every: dict[tuple[str, str, str, str], list[tuple[str, PaperComparison]]] = {}
     for name, published in zip(section.column("name"), section.column("published"), strict=True):
         for one in published:
-            every.setdefault((one.table, one.setting, one.quantity, one.unit), []).append((name, one))
+            key = (one.printed.place, one.printed.setting, one.printed.quantity, one.printed.unit)
+            every.setdefault(key, []).append((name, one))
     for (place, setting, quantity, unit), pairs in every.items():
         found = [one for _, one in pairs]
         decimals = 1 if unit == "rounds" else 2
-        theirs = [_number(one.theirs, one.theirs_spread, decimals) + _footnotes(section, one) for one in found]
+        theirs = [_number(one.printed.mean, one.printed.spread, decimals) + _footnotes(section, one) for one in found]
         differences = [NOT_KNOWN if one.difference is None else f"{one.difference:+.{decimals}f}" for one in found]
         columns = [
             Column("method", [name for name, _ in pairs], words=True),
             Column("stage", [one.stage for one in found], words=True),
-            Column("seeds", [" ".join(map(str, one.seeds)) for one in found], words=True),
-            Column("ours", [_number(one.ours, one.ours_spread, decimals) for one in found]),
+            Column("seeds", [" ".join(map(str, one.ours.seeds)) for one in found], words=True),
+            Column("ours", [_number(one.ours.mean, one.ours.std, decimals) for one in found]),
             Column("paper", theirs),
             Column("difference", differences),
             Column("mark", [one.mark or NOT_KNOWN for one in found], words=True),
@@ -321,7 +322,7 @@ def _number(mean: float | None, spread: float | None, decimals: int) -> str:
 
 def _footnotes(section: ComparisonGroup, one: PaperComparison) -> str:
     """The footnotes' numbers behind a printed figure: " [1, 4]"."""
-    numbers = sorted(section.footnotes[name] for name in one.footnotes)
+    numbers = sorted(section.footnotes[name] for name in one.printed.footnotes)
     return f" [{', '.join(map(str, numbers))}]" if numbers else ""
 
 

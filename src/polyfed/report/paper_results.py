@@ -46,33 +46,27 @@ _BYTES_PER_MILLION = 4e6  # parameters
 
 @dataclass(frozen=True)
 class PaperComparison:
-    """Ours beside the paper's, all in `unit`; None is "not known". Plain values, for JSON too.
+    """Ours beside the paper's, all in the unit of what is printed; None is "not known".
 
     Attributes:
-        table, setting: ``"fedgh/table3"`` and its column. quantity, unit: what, in what. stage: the one scored in.
-        ours, ours_spread: mean and sample standard deviation over `seeds`.
-        theirs, theirs_spread: as printed.
-        difference: ours minus theirs.
+        printed: the paper's number. ours: over seeds. stage: the one scored in.
         spread: of the difference, see the top of this file.
         mark: DIFFERS, WITHIN, NO_SPREAD, SCALED_DOWN, OTHER_SETTINGS; NOT_REACHED where not all of our runs reached the
             target; empty where one of the two is missing otherwise.
-        footnotes: their names.
     """
 
-    table: str
-    setting: str
-    quantity: str
-    unit: str
+    printed: PaperNumber
+    ours: Estimate
     stage: str
-    ours: float | None
-    ours_spread: float | None
-    seeds: tuple[int, ...]
-    theirs: float | None
-    theirs_spread: float | None
-    difference: float | None
     spread: float | None
     mark: str
-    footnotes: tuple[str, ...]
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus theirs."""
+        if self.ours.mean is None or self.printed.mean is None:
+            return None
+        return self.ours.mean - self.printed.mean
 
 
 # which column -----------------------------------------------------------------------------------------------------
@@ -111,7 +105,8 @@ def compare_with_paper(runs: Sequence[RunRecord], stage: str) -> tuple[PaperComp
         of = named.get(entry.place, stage)
         ours = _measured(entry, runs, of)
         if ours is not None:
-            found.append(judge(entry, runs, of, ours))
+            spread = None if entry.spread is None else math.hypot(entry.spread, ours.std or 0.0)
+            found.append(PaperComparison(entry, ours, of, spread, _mark(entry, ours.mean, spread, runs)))
     return tuple(found)
 
 
@@ -130,7 +125,8 @@ def _measured(entry: PaperNumber, runs: Sequence[RunRecord], stage: str) -> Esti
     if found[1] == "bytes":
         mean, std = needed.bytes_paper.mean, needed.bytes_paper.std
         unit = BYTES_PER_UNIT[entry.unit]
-        return Estimate(None if mean is None else mean / unit, None if std is None else std / unit)
+        seeds = needed.bytes_paper.seeds
+        return Estimate(None if mean is None else mean / unit, None if std is None else std / unit, seeds=seeds)
     if all(paper_bytes(run.rounds) == 0 for run in runs):  # nobody sends anything
         return Estimate.of({run.seed: 0.0 for run in runs})
     return needed.rounds
@@ -149,27 +145,6 @@ def _per_client(run: RunRecord, both_ways: bool) -> float | None:
         if record.clients and not record.final_round and total is not None:
             sent.append(total / record.clients)
     return statistics.median(sent) if sent else None
-
-
-def judge(entry: PaperNumber, runs: Sequence[RunRecord], stage: str, ours: Estimate) -> PaperComparison:
-    """Ours beside what the paper prints."""
-    spread = None if entry.spread is None else math.hypot(entry.spread, ours.std or 0.0)
-    return PaperComparison(
-        table=entry.place,
-        setting=entry.setting,
-        quantity=entry.quantity,
-        unit=entry.unit,
-        stage=stage,
-        ours=ours.mean,
-        ours_spread=ours.std,
-        seeds=tuple(run.seed for run in runs),
-        theirs=entry.mean,
-        theirs_spread=entry.spread,
-        difference=None if ours.mean is None or entry.mean is None else ours.mean - entry.mean,
-        spread=spread,
-        mark=_mark(entry, ours.mean, spread, runs),
-        footnotes=entry.footnotes,
-    )
 
 
 def _mark(entry: PaperNumber, ours: float | None, spread: float | None, runs: Sequence[RunRecord]) -> str:

@@ -42,7 +42,6 @@ def points_of(group: Group, name: str, *further: Any, **options: Any) -> dict[st
 
 
 def test_points_by_hand(two_by_two: Path) -> None:
-    record_figures(two_by_two)
     group = group_of(two_by_two)
     fedgh = points_of(group, "fedgh")
     assert fedgh["count"] == [2, 2, 2]
@@ -50,8 +49,6 @@ def test_points_by_hand(two_by_two: Path) -> None:
     assert fedgh["mean"] == pytest.approx([0.4, 0.5, 0.65])
     assert (fedgh["low"], fedgh["high"]) == ([0.3, 0.4, 0.6], [0.5, 0.6, 0.7])
     assert points_of(group, "fedgh", "received")["mean"] == pytest.approx([0.2, 0.3, 0.45])
-    assert points_of(group, "fedgh", metric="bottom_decile")["mean"] == pytest.approx([0.15, 0.25, 0.4])
-    assert points_of(group, "fedgh", "received", "f1")["mean"] == pytest.approx([0.1, 0.15, 0.225])
 
 
 def test_rounds_that_were_not_evaluated_still_cost_and_a_final_one_counts(make: Any) -> None:
@@ -65,15 +62,13 @@ def test_rounds_that_were_not_evaluated_still_cost_and_a_final_one_counts(make: 
 
 
 def test_curves_are_files(two_by_two: Path, tmp_path: Path) -> None:
-    record_figures(two_by_two)
-    (drawing,) = curve_drawings(load_runs(two_by_two), x="bytes", metric="f1")
+    (drawing,) = curve_drawings(load_runs(two_by_two), x="bytes")
     png, svg = save(drawing.figure, tmp_path / "figures", drawing.stem)
-    assert (png.name, svg.name) == ("f1-by-bytes.png", "f1-by-bytes.svg")
+    assert (png.name, svg.name) == ("accuracy-by-bytes.png", "accuracy-by-bytes.svg")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert len(re.findall(r'id="series-\d+"', svg.read_text())) == 2
-    (drawing,) = curve_drawings(load_runs(two_by_two), metric="f1")
-    assert drawing.figure.axes[0].get_ylabel() == "test macro F1 [%]"
-    assert drawing.figure.texts[1].get_text() == "Macro F1 against rounds"
+    assert drawing.figure.axes[0].get_ylabel() == "test accuracy [%]"
+    assert drawing.figure.texts[1].get_text() == "Accuracy against bytes sent"
 
 
 def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path) -> None:
@@ -140,10 +135,6 @@ def test_requests_that_cannot_be_met(two_by_two: Path, make: Any) -> None:
     runs = load_runs(two_by_two)
     with pytest.raises(ConfigError, match="did you mean 'round'"):
         curve_drawings(runs, x="rounds")
-    with pytest.raises(ConfigError, match="did you mean 'balanced_accuracy'"):
-        curve_drawings(runs, metric="balanced-accuracy")
-    with pytest.raises(ConfigError, match="has recorded 'auc'"):
-        curve_drawings(runs, metric="auc")
     folder = make("empty", accuracy=None)
     (folder / "rounds.jsonl").write_text("")
     with pytest.raises(ConfigError, match="nothing to draw: no round"):
@@ -172,30 +163,18 @@ assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules an
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def record_figures(root: Path) -> None:
-    """Every record gets a macro F1 of half its accuracy, and a lowest tenth 0.25 below."""
-    for path in root.glob("*/rounds.jsonl"):
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-        for record in records:
-            record["metrics"] = {s: {"f1": {"mean": a["mean"] / 2}} for s, a in record["accuracy"].items()}
-            for found in record["accuracy"].values():
-                found["bottom_decile"] = found["mean"] - 0.25
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
 def test_the_command_draws_and_prints_them(
     two_by_two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record_figures(two_by_two)
     for path in two_by_two.glob("*/result.json"):
         result = json.loads(path.read_text())
         path.write_text(json.dumps(result | {"metrics": {"personal": {"f1": {"mean": 0.375}}}}))
-    words = ["report", str(two_by_two), "--out", str(tmp_path / "out"), "--metric", "f1"]
+    words = ["report", str(two_by_two), "--out", str(tmp_path / "out")]
     assert cli.status(words) == 0
     assert "F1" not in capsys.readouterr().out
     assert cli.status([*words, "--metrics"]) == 0
     assert "37.50" in capsys.readouterr().out
-    assert (tmp_path / "out" / "f1-by-round.svg").exists()
+    assert (tmp_path / "out" / "accuracy-by-round.svg").exists()
     assert "| 37.50 |" in (tmp_path / "out" / "comparison.md").read_text()
 
 

@@ -31,14 +31,6 @@ def report(
             show_default=False,
         ),
     ] = None,
-    metric: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="What curves show: accuracy (or RMSE), bottom_decile, balanced_accuracy, f1, auc, calibration_error, "
-            "mae, r2.",
-        ),
-    ] = "accuracy",
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Print the other figures, and those by architecture, too.")
     ] = False,
@@ -70,7 +62,7 @@ def report(
     if results is not None:
         from polyfed.report.results_page import write_results
 
-        if out is not None or x or metric != "accuracy" or metrics or clients or methods:
+        if out is not None or x or metrics or clients or methods:
             raise ConfigError("expected --results with no other options than --stage and --target, got others")
         print_files([write_results(folders, results, stage, target)])
         return
@@ -79,7 +71,7 @@ def report(
         runs = only_rows(runs, parse_names(methods))
     table = compare_runs(runs, stage, target)
     place = folders[0] if out is None else out
-    files = write_report(runs, table, place, stage=stage, axis=x, metric=metric)
+    files = write_report(runs, table, place, stage=stage, axis=x)
     print_text(to_text(table, terminal_width(), metrics=metrics, clients=clients))
     print_files(files)
 

@@ -30,23 +30,12 @@ from polyfed.report.plot_style import (
     style_axes,
 )
 from polyfed.report.run_records import RunRecord, rows_of_pooled
-from polyfed.results.main_score import RMSE
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
 AXES = {"round": "round", "bytes": "bytes sent, both ways", "seconds": "training time", "simulated": "simulated time"}
-METRICS = {
-    "accuracy": "accuracy",
-    "bottom_decile": "accuracy of the lowest tenth of clients",
-    "balanced_accuracy": "balanced accuracy",
-    "f1": "macro F1",
-    "auc": "macro AUC",
-    "calibration_error": "calibration error",
-    "mae": "MAE",
-    "r2": "R2",
-}
 _SCALES = {
     "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")),
     "seconds": ((3600, "h"), (60, "min"), (1, "s")),
@@ -106,54 +95,34 @@ def axes_of(runs: Iterable[RunRecord]) -> list[str]:
     return [axis for axis in AXES if axis != "simulated" or simulated]
 
 
-def metric_title(group: Group, metric: str) -> str:
-    """A figure's name in titles, of the group's main score."""
-    if metric == "bottom_decile" and group.score.lower_is_better:
-        return f"{group.score.title} of the highest tenth of clients"
-    return group.score.title if metric == "accuracy" else METRICS[metric]
-
-
-def metric_factor(group: Group, metric: str) -> float:
-    """What a figure is multiplied by to be shown: 100 for a share, in percent."""
-    is_share = group.score.is_share if metric in ("accuracy", "bottom_decile") else metric not in RMSE.metrics
-    return 100.0 if is_share else 1.0
-
-
-def curve_drawings(
-    runs: Iterable[RunRecord], x: str = "round", stage: str | None = None, metric: str = "accuracy"
-) -> list[FigureWithData]:
-    """``<metric>-by-<x>``: accuracy against rounds, bytes or time, one figure per set of comparable runs.
+def curve_drawings(runs: Iterable[RunRecord], x: str = "round", stage: str | None = None) -> list[FigureWithData]:
+    """``accuracy-by-<x>``: accuracy against rounds, bytes or time, one figure per set of comparable runs.
 
     Args:
         runs: from ``load_runs``; unfinished ones are left out.
         x: "round", "bytes" (both directions), "seconds", or "simulated", the seconds that rounds would have taken on
             the clients' devices; all but the first cumulative.
         stage: which stage to draw; by default each run's own evaluation.
-        metric: "accuracy" (where numbers are predicted, the RMSE), "bottom_decile", or one that the runs recorded:
-            "balanced_accuracy", "f1", "auc", "calibration_error", "mae", "r2".
 
     Raises:
-        ConfigError: unknown axis or metric, nothing to draw, or a run without the stage.
+        ConfigError: unknown axis, nothing to draw, or a run without the stage.
     """
     if x not in AXES:
         raise ConfigError(f"unknown axis x='{x}'{suggest(x, AXES)}")
-    if metric not in METRICS:
-        raise ConfigError(f"unknown metric '{metric}'{suggest(metric, METRICS)}")
 
     def find(group: Group) -> pd.DataFrame:
-        points = curve_frame(group, stage, metric)
+        points = curve_frame(group, stage)
         whole = points.groupby("name")[x].transform(lambda places: places.notna().all()).astype(bool)
         return points[whole]
 
     def draw(group: Group, points: pd.DataFrame, stem: str) -> FigureWithData:
         caption = _caption(group, points, stage)
         shown = points.rename(columns={"count": "seeds"})[["name", x, "mean", "low", "high", "seeds"]]
-        figure = _draw_curves(group, points, x, metric, caption)
+        figure = _draw_curves(group, points, x, caption)
         return _drawing(stem, figure, caption, _in_order(group, shown).to_dict("records"))
 
-    why = "was evaluated" if metric == "accuracy" else f"has recorded '{metric}' (see [evaluation] metrics)"
-    why = "has a simulated time (see [devices])" if x == "simulated" else why
-    return _of_each_group(runs, f"{metric}-by-{x}", find, draw, f"no round of these runs {why}", stage)
+    why = "has a simulated time (see [devices])" if x == "simulated" else "was evaluated"
+    return _of_each_group(runs, f"accuracy-by-{x}", find, draw, f"no round of these runs {why}", stage)
 
 
 def _in_order(group: Group, frame: pd.DataFrame) -> pd.DataFrame:
@@ -167,14 +136,13 @@ def _caption(group: Group, points: pd.DataFrame, stage: str | None) -> str:
     return about + (f" Line: mean over seeds{band}." if seeds > 1 else "")
 
 
-def _draw_curves(group: Group, points: pd.DataFrame, x: str, metric: str, caption: str) -> Figure:
+def _draw_curves(group: Group, points: pd.DataFrame, x: str, caption: str) -> Figure:
     """The lines against an axis. A method that sends nothing is a level to compare with, not a curve."""
     from matplotlib.ticker import MaxNLocator
 
-    named = metric_title(group, metric)
-    factor = metric_factor(group, metric)
+    score = group.score
     against = {"round": "rounds", "bytes": "bytes sent"}.get(x, AXES[x])
-    figure, axes = empty_figure(f"{named[0].upper()}{named[1:]} against {against}", caption)
+    figure, axes = empty_figure(score.of_it(f"Accuracy against {against}"), caption)
     farthest = points[x].max()
     divisor, unit = next((scale for scale in _SCALES.get(x, ()) if farthest >= 2 * scale[0]), (1, ""))
     logarithmic = x in ("bytes", "simulated") and _far_apart(points, x)
@@ -184,7 +152,7 @@ def _draw_curves(group: Group, points: pd.DataFrame, x: str, metric: str, captio
     labels = []
     for number, (name, line) in enumerate(lines.items()):
         style = line_style(group.looks[name])
-        shown = line[["mean", "low", "high"]] * factor
+        shown = line[["mean", "low", "high"]] * score.shown(1.0)
         places = line[x] / divisor
         label = name
         if x != "round" and line[x].max() == 0 < farthest:
@@ -198,7 +166,7 @@ def _draw_curves(group: Group, points: pd.DataFrame, x: str, metric: str, captio
         handles += axes.plot(places, shown["mean"], **style, markersize=5, markevery=every, gid=f"series-{number}")
         labels.append(label)
     axes.set_xlabel(f"{AXES[x]} [{unit}]" if unit else AXES[x])
-    axes.set_ylabel(f"test {named} [%]" if factor > 1 else f"test {named}")
+    axes.set_ylabel(score.axis)
     if x == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     elif logarithmic:

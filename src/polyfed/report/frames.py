@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 SPREAD = {"mean": "mean", "low": "min", "high": "max", "count": "size"}  # of a figure over seeds or clients
 
 
-def round_frame(group: Group, stage: str | None = None, metric: str = "accuracy") -> pd.DataFrame:
-    """A line for each round in which a figure is known.
+def round_frame(group: Group, stage: str | None = None) -> pd.DataFrame:
+    """A line for each round in which the main score is known.
 
     Columns: name (the row's), seed, round, final_round, value; bytes (both ways), seconds and simulated, which are
     cumulative; simulated is NaN from a round without simulated time on.
 
     Args:
-        stage: whose figure; by default each run's own. metric: the figure, of means over clients.
+        stage: whose main score, a mean over clients; by default each run's own.
     """
     import pandas as pd
 
@@ -33,20 +33,20 @@ def round_frame(group: Group, stage: str | None = None, metric: str = "accuracy"
                 sent += (record.bytes_up or 0) + (record.bytes_down or 0)
                 seconds += record.seconds or 0.0
                 simulated += float("nan") if record.simulated_seconds is None else record.simulated_seconds
-                value = finite(record.mean(of_stage, metric))
+                value = finite(record.scores.get(of_stage))
                 if value is not None:
                     spent = (sent, seconds, simulated)
                     lines.append((name, run.seed, record.round, record.final_round, *spent, value))
     return pd.DataFrame(lines, columns=columns)
 
 
-def curve_frame(group: Group, stage: str | None = None, metric: str = "accuracy") -> pd.DataFrame:
+def curve_frame(group: Group, stage: str | None = None) -> pd.DataFrame:
     """A line for each point of each row's curve: a round that every seed of the row evaluated.
 
     Columns: name, round, bytes, seconds, simulated; mean, low and high over seeds, and their count. Where seeds
     stopped early after different rounds, their final rounds are no such point. Arguments as for `round_frame`.
     """
-    found = round_frame(group, stage, metric).groupby(["name", "round", "final_round"], sort=False)
+    found = round_frame(group, stage).groupby(["name", "round", "final_round"], sort=False)
     axes = found[["bytes", "seconds", "simulated"]].agg("mean")
     points = axes.join(found["value"].agg(**SPREAD)).reset_index()
     seeds = points["name"].map({name: len(runs) for name, runs in group.rows.items()})

@@ -68,20 +68,18 @@ def write_report(
     *,
     stage: str | None = None,
     axis: str | None = None,
-    metric: str = "accuracy",
 ) -> list[Path]:
     """Write the tables, the figures and the page of a comparison.
 
     Args:
         runs, table, folder, stage: as for `write_page`.
         axis: of the curves; by default a figure each for rounds, bytes and, where there is one, simulated time.
-        metric: what curves show, see `polyfed.report.figures.curve_drawings`.
 
     Raises:
-        ConfigError: there is no such axis or metric, or nothing to draw; or a file cannot be written.
+        ConfigError: there is no such axis, or nothing to draw; or a file cannot be written.
     """
     axes = [name for name in axes_of(runs) if name != "seconds"] if axis is None else [axis]
-    drawings = [drawing for name in axes for drawing in curve_drawings(runs, name, stage, metric)]
+    drawings = [drawing for name in axes for drawing in curve_drawings(runs, name, stage)]
     drawings += gain_drawings(runs, stage)
     if any(len(section.clients) for section in table.sections):
         drawings += clients(runs)

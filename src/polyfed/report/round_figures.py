@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from polyfed.results.schema import RoundRecord, Summary
+from polyfed.results.schema import RoundRecord
 
 # what did not count, as a record lists it -> in words
 LOST = {"refused": "refused", "dropped": "dropped out", "stragglers": "too late"}
 
-Scores = Mapping[str, Mapping[str, float | None]]  # stage -> figure -> its mean over clients
+Scores = Mapping[str, float | None]  # stage -> the main score, a mean over clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,7 @@ class RoundFigures:
 
     Attributes:
         clients: how many trained. lost: how many of each of `LOST`. reasons: of refusals, each with its number.
-        scores: the main score as "accuracy", that of the worst tenth of the clients as "bottom_decile", the other
-            figures by their names. scores_by_predictor: those by the method's further predictors.
+        scores_by_predictor: the scores by the method's further predictors.
     """
 
     round: int
@@ -59,25 +58,9 @@ class RoundFigures:
             validation=record.validation,
             lost={key: len(getattr(record, key) or ()) for key in LOST},
             reasons=dict(Counter(upload.reason for upload in record.refused)),
-            scores=_scores(record),
+            scores={stage: score.mean for stage, score in record.accuracy.items()},
             scores_by_predictor={
-                name: {stage: _main(found[name]) for stage, found in by_stage.items() if name in found}
+                name: {stage: found[name].mean for stage, found in by_stage.items() if name in found}
                 for name in predictors
             },
         )
-
-    def mean(self, stage: str, figure: str = "accuracy") -> float | None:
-        """A figure over clients in a stage; None where it is not known."""
-        return self.scores.get(stage, {}).get(figure)
-
-
-def _scores(record: RoundRecord) -> Scores:
-    return {
-        stage: {name: figure.mean for name, figure in record.metrics.get(stage, {}).items()}
-        | _main(record.accuracy.get(stage, Summary()))
-        for stage in dict.fromkeys([*record.accuracy, *record.metrics])
-    }
-
-
-def _main(score: Summary) -> dict[str, float | None]:
-    return {"accuracy": score.mean, "bottom_decile": score.bottom_decile}

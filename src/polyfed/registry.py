@@ -374,7 +374,7 @@ DATASETS = Registry(
         **{name: f"polyfed.data.package_datasets:{name.replace('-', '_')}" for name in PACKAGED},
     },
 )
-_PARTITIONS = ("iid", "dirichlet", "by_class", "by_group")
+_PARTITIONS = ("iid", "dirichlet", "quantity", "by_class", "by_group")
 PARTITIONS = Registry("partition", {name: f"polyfed.data.partition:{name}" for name in _PARTITIONS})
 PLUGINS = Registry(  # in the order of their hooks
     "plugin",

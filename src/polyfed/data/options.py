@@ -16,8 +16,9 @@ from polyfed.validation.error_lines import shown
 from polyfed.validation.settings import Settings
 
 OF_TABLES = ("feature_columns", "category_columns", "categories", "missing_values")
-PARTITION = "'iid', 'dirichlet', 'by_class' or 'by_group'"
+PARTITION = "'iid', 'dirichlet', 'quantity', 'by_class' or 'by_group'"
 _OF_ANY = ("dataset", "root", "image_size", "task", "beside")  # keys that no data set refuses as such
+_SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
 _BY_CLASS = ActsWith("partition", ("by_class",))
 _BY_GROUP = ActsWith("partition", ("by_group",))
 Positive = Annotated[int, Field(ge=1)]
@@ -147,12 +148,12 @@ class PartitionSettings(Settings):
 
     num_clients: Positive = Field(10, description="clients; by_group: default: one for each value of group_by")
     partition: Any = Field("iid", description=PARTITION)
-    dirichlet_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False), ActsWith("partition", ("dirichlet",))] = Field(
-        0.5, description="dirichlet: small is more skewed"
+    dirichlet_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False), _SKEWED] = Field(
+        0.5, description="dirichlet, quantity: small is more skewed"
     )
-    min_samples: Annotated[Positive, ActsWith("partition", ("dirichlet", "by_group"))] = Field(
+    min_samples: Annotated[Positive, ActsWith("partition", ("dirichlet", "quantity", "by_group"))] = Field(
         10,
-        description="dirichlet: least number of rows of a client; by_group: values with fewer rows "
+        description="dirichlet, quantity: least number of rows of a client; by_group: values with fewer rows "
         "are left out, by default none",
     )
     classes_per_client: Annotated[Positive, _BY_CLASS] = Field(2, description="by_class: how many each client holds")

@@ -1,7 +1,7 @@
 """Who gets which rows: index partitions of a labeled data set, every row accounted for.
 
 ``iid`` and ``dirichlet`` (as FedIN deals), ``by_class`` with three assignments: "shards" (as FedRep and FedHeNN),
-"shamsian" (as FedGH, after Shamsian et al.) and "round_robin";
+"shamsian" (as FedGH, after Shamsian et al.) and "round_robin"; ``quantity``, where only the clients' sizes differ;
 ``by_group``, by whom the rows come from. A partition also records which share of every class each client was assigned,
 so that a test side can be assigned alike.
 
@@ -105,7 +105,7 @@ def dirichlet(
         ConfigError: alpha not above 0, a minimum that cannot be met, or one that 1000 draws did not meet.
     """
     labels, class_count = check_labels(y, clients, class_count)
-    _check_draw(alpha, min_samples, clients, len(labels))
+    _check_draw("dirichlet", alpha, min_samples, clients, len(labels))
     counts_C = np.bincount(labels, minlength=class_count)
     best = -1
     for _ in range(_TRIES):
@@ -153,6 +153,36 @@ def _dirichlet_shares(open_K: NDArray[np.bool_], rng: np.random.Generator, alpha
         share_K[rng.choice(np.flatnonzero(open_K))] = 1
     shares: NDArray[np.float64] = share_K / share_K.sum()
     return shares
+
+
+def quantity(
+    y: ArrayLike,
+    clients: int,
+    rng: np.random.Generator,
+    alpha: float = 0.5,
+    min_samples: int = 10,
+    class_count: int | None = None,
+) -> Partition:
+    """Quantity skew: sizes that differ, labels as in the whole.
+
+    Every client gets `min_samples` rows, and what is left goes by proportions drawn from Dirichlet(alpha 1_K), rounded
+    by largest remainder; which rows is a random permutation. So every row is used and one draw always does. (Li et al.,
+    ICDE 2022, draw until the smallest client is large enough, which at K = 100 and alpha = 0.5 hardly ever ends.)
+
+    Args:
+        y, clients, rng, class_count: as of `iid`.
+        alpha: concentration; small means that few clients hold nearly everything, large means equal sizes.
+        min_samples: smallest number of rows per client.
+
+    Raises:
+        ConfigError: alpha not above 0, or a minimum that cannot be met.
+    """
+    labels, class_count = check_labels(y, clients, class_count)
+    _check_draw("quantity", alpha, min_samples, clients, len(labels))
+    left = len(labels) - clients * min_samples
+    share_K = _dirichlet_shares(np.ones(clients, dtype=bool), rng, alpha)
+    sizes_K = min_samples + largest_remainder(left * share_K, left, np.zeros(clients, dtype=np.int64))
+    return sorted_partition(cut_rows(rng.permutation(len(labels)), sizes_K), labels, class_count)
 
 
 def by_class(
@@ -427,9 +457,9 @@ def check_integer(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def _check_draw(alpha: float, min_samples: int, clients: int, rows: int) -> None:
+def _check_draw(partition: str, alpha: float, min_samples: int, clients: int, rows: int) -> None:
     if not (isinstance(alpha, numbers.Real) and math.isfinite(alpha) and alpha > 0):
-        raise ConfigError(f"expected a finite alpha > 0 for the dirichlet partition, got {alpha}")
+        raise ConfigError(f"expected a finite alpha > 0 for the {partition} partition, got {alpha}")
     check_integer("min_samples", min_samples, 1)
     if clients * min_samples > rows:
         raise ConfigError(

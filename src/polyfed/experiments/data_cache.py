@@ -63,8 +63,14 @@ class DataCache:
         if self._federated is None or self._federated[0] != key:
             found = build_federated_dataset(self.source(recipe), data, data_generators(seed), private)
             self._federated = (key, found)
-        _check_names(recipe.run.client_names, self._federated[1].names)
-        return self._federated[1]
+        federated = self._federated[1]
+        kept = recipe.run.client_names  # of the run that kept the recipe: each client has the number that it had there
+        if kept and (difference := other_clients(kept, federated.names)):
+            raise ConfigError(
+                f"run.client_names: the data no longer have the clients of the run: {difference}; put that right or, "
+                "for a run of its own, leave client_names out of the recipe"
+            )
+        return federated
 
     def public(self, recipe: Recipe) -> PublicData | None:
         """What everybody may see: inputs of ``data.public_dataset`` where there is one, else the hold-out, if there is
@@ -101,15 +107,6 @@ def load_run_data(run: RunRecord, cache: DataCache | None = None) -> FederatedDa
         client = next((n for n, (a, b) in enumerate(zip(had, now, strict=False)) if a != b), min(len(had), len(now)))
         raise ConfigError(f"{path} gives other data now than the run had: client {client} has another number of rows")
     return data
-
-
-def _check_names(kept: Sequence[str], names: Sequence[str]) -> None:
-    """Whether the clients are those of the run that kept the recipe, each with the number that it had there."""
-    if kept and (difference := other_clients(kept, names)):
-        raise ConfigError(
-            f"run.client_names: the data no longer have the clients of the run: {difference}; put that right or, for "
-            "a run of its own, leave client_names out of the recipe"
-        )
 
 
 def data_generators(seed: int) -> Generators:

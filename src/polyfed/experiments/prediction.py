@@ -34,7 +34,7 @@ from polyfed.core.model_factory import network_of
 from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng, unless_drawn
 from polyfed.core.settings import AdapterSettings
-from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
+from polyfed.data.inference_inputs import InputSpec, from_tensor, read
 from polyfed.data.samples import TableColumns, TargetScale, refuse_masked
 from polyfed.data.text import OF_PAPER, WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
@@ -126,7 +126,24 @@ class ClientModel:
             raise ConfigError(f"data: expected the path of files, or inputs as a tensor, got {described(data)}")
         else:
             inputs = read(Path(data), form)
-        return _predicted(self, inputs)
+        try:
+            scores = self.scores(inputs.x)
+        except IndexError:
+            if inputs.x.dtype != torch.int64:
+                raise
+            low, high = inputs.x.aminmax()
+            raise ConfigError(f"expected ids of the run's vocabulary, got {int(low)} to {int(high)}") from None
+        return Predictions(
+            inputs.names,
+            scores,
+            inputs.y,
+            self.form.class_names,
+            inputs.unknown,
+            self.scale,
+            self.client,
+            self.name,
+            self.stage,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,20 +253,6 @@ def predict(
         ConfigError: see `load` and `polyfed.data.inference_inputs.read`.
     """
     return load(run, client, device, trust, stage).predict(data, resize)
-
-
-def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
-    try:
-        scores = model.scores(inputs.x)
-    except IndexError:
-        if inputs.x.dtype != torch.int64:
-            raise
-        low, high = inputs.x.aminmax()
-        raise ConfigError(f"expected ids of the run's vocabulary, got {int(low)} to {int(high)}") from None
-    names = model.form.class_names
-    return Predictions(
-        inputs.names, scores, inputs.y, names, inputs.unknown, model.scale, model.client, model.name, model.stage
-    )
 
 
 # loading ----------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def group_runs(runs: Iterable[RunRecord], stage: str | None = None) -> tuple[lis
         where = f"; unfinished: {', '.join(str(run.path) for run in runs)}" if runs else ""
         raise ConfigError(f"no finished run to report on{where}")
     for run in finished:
-        known = scored_stages(run)
+        known = list(dict.fromkeys([run.stage, *run.result.accuracy_by_stage]))  # its own first
         if stage is not None and stage not in known:
             raise ConfigError(f"{run.path} was not scored in stage '{stage}'; it has: {', '.join(known)}")
     keyed: dict[str, list[RunRecord]] = {}
@@ -135,11 +135,6 @@ def looks_of(runs: Iterable[RunRecord]) -> dict[str, int]:
 
 def _row_of(run: RunRecord) -> str:
     return run.name or run.method
-
-
-def scored_stages(run: RunRecord) -> list[str]:
-    """The stages that a finished run was scored in, its own first."""
-    return list(dict.fromkeys([run.stage, *run.result.accuracy_by_stage]))
 
 
 def _context(run: RunRecord) -> dict[str, Any]:

@@ -36,31 +36,6 @@ from polyfed.version import __version__
 _REASONS = 5  # reasons of refusals that are given, the most frequent ones
 
 
-def write_page(
-    runs: Iterable[RunRecord],
-    table: Table,
-    folder: str | Path,
-    stage: str | None = None,
-    figures: Sequence[Path] = (),
-) -> Path:
-    """Write ``report.html`` into the folder (made if missing), whole or not at all.
-
-    Args:
-        runs: from ``load_runs``; unfinished ones are left out, and a note says so.
-        table: their `comparison`, in the same stage.
-        folder: where to.
-        stage: which stage the table shows; None: each run's own evaluation.
-        figures: files; those that are PNG are put into the page.
-
-    Returns:
-        The file.
-
-    Raises:
-        ConfigError: a file in a run folder cannot be read, or the folder cannot be written to.
-    """
-    return write_whole(make_folder(folder) / "report.html", page(runs, table, stage, figures).encode("utf-8"))
-
-
 def write_report(
     runs: Sequence[RunRecord],
     table: Table,
@@ -72,11 +47,13 @@ def write_report(
     """Write the tables, the figures and the page of a comparison.
 
     Args:
-        runs, table, folder, stage: as for `write_page`.
+        runs: from ``load_runs``; unfinished ones are left out, and a note says so. table: their comparison.
+        folder: where to (made if missing); each file is whole or not there.
+        stage: which stage the table shows; None: each run's own evaluation.
         axis: of the curves; by default a figure each for rounds, bytes and, where there is one, simulated time.
 
     Raises:
-        ConfigError: there is no such axis, or nothing to draw; or a file cannot be written.
+        ConfigError: there is no such axis, nothing to draw, or a file that cannot be read or written.
     """
     axes = [name for name in axes_of(runs) if name != "seconds"] if axis is None else [axis]
     drawings = [drawing for name in axes for drawing in curve_drawings(runs, name, stage)]
@@ -84,11 +61,12 @@ def write_report(
     if any(len(section.clients) for section in table.sections):
         drawings += clients(runs)
     drawn = [file for drawing in drawings for file in save(drawing.figure, folder, drawing.stem)]
-    return [*drawn, *write(table, folder), write_page(runs, table, folder, stage, drawn)]
+    whole = page(runs, table, stage, drawn).encode("utf-8")
+    return [*drawn, *write(table, folder), write_whole(make_folder(folder) / "report.html", whole)]
 
 
 def page(runs: Iterable[RunRecord], table: Table, stage: str | None = None, figures: Sequence[Path] = ()) -> str:
-    """The page as text; the arguments are those of `write_page`."""
+    """The page as text; arguments as for `write_report`. figures: files; those that are PNG are put into it."""
     groups, _ = group_runs(rows_of_pooled(runs), stage)
     title = groups[0].about if len(groups) == 1 else f"{len(groups)} comparisons"
     body = [_list(table.notes)]

@@ -68,10 +68,6 @@ class MainScore:
         """
         return f"{100 * value:{sign}.2f}" if self.is_share else f"{value:{sign}#.4g}".removesuffix(".")
 
-    def renamed(self, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """Entries under the keys of this score, of such under those of the accuracy."""
-        return {_replaced(key, "accuracy", self.name): value for key, value in entries.items()}
-
     def of_it(self, text: str) -> str:
         """A text on the accuracy as one on this score: of the RMSE there are no percents and no points.
 
@@ -87,12 +83,8 @@ class MainScore:
 
 def as_accuracy(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Entries with those of the RMSE under the keys of the accuracy."""
-    return {_replaced(key, RMSE.name, ACCURACY.name): value for key, value in entries.items()}
-
-
-def _replaced(key: str, name: str, other: str) -> str:
-    """A key that begins with a name, with another one in its place."""
-    return other + key.removeprefix(name) if key.startswith(name) else key
+    rmse, accuracy = RMSE.name, ACCURACY.name
+    return {accuracy + key.removeprefix(rmse) if key.startswith(rmse) else key: value for key, value in entries.items()}
 
 
 ACCURACY = MainScore(

@@ -263,9 +263,7 @@ def test_the_command_reports_methods_side_by_side(ran: Ran, tmp_path: Path, caps
     assert "holds no whole network" in fedhenn["membership_why_not"]
     assert "weights are not inverted" in fedhenn["reconstruction_why_not"]
     assert (fedin["reconstruction"]["what"], fedin["reconstruction"]["images"]) == ("features (s_in)", 2)
-    page = (tmp_path / "a" / "leakage.md").read_text()
     for number in (f"{fedavg['membership'][0]['auc']['value']:.3f}", f"{fedin['reconstruction']['psnr']:.2f}"):
-        assert number in page
         assert number in out
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
     assert say(*words) == 2

@@ -31,20 +31,19 @@ from polyfed.attacks.replay import (
 )
 from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
-from polyfed.escaping import markdown_text
 from polyfed.experiments.prediction import load
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.grouping import looks_of
 from polyfed.report.plot_style import canvas, legend, line_style, save, style_axes
 from polyfed.report.run_records import RunRecord, format_setting, load_runs
-from polyfed.report.text_tables import Column, columns_of, markdown_table, render_text, wrapped
+from polyfed.report.text_tables import Column, columns_of, render_text, wrapped
 from polyfed.results.read import ATTACK, check_links
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FILES = (
-    "leakage.json", "leakage.md", "membership.png", "membership.svg", "reconstructions.png", "reconstructions.svg",
+    "leakage.json", "membership.png", "membership.svg", "reconstructions.png", "reconstructions.svg",
 )  # fmt: skip
 _FEWEST = 4  # shadow models: two with and two without each row
 _PANELS = ((SERVER, "loss", "server, loss"), (SERVER, "LiRA", "server, LiRA"), (HOLDER, "loss", "holder, loss"))
@@ -105,7 +104,6 @@ def leakage(
     options = {"shadows": shadows, "images": images, "steps": steps}
     text = json.dumps({"options": options, "runs": found}, indent=2, allow_nan=False) + "\n"
     files = [write_whole(folder / "leakage.json", text.encode())]
-    files.append(write_whole(folder / "leakage.md", _to_markdown(found).encode()))
     files += save(roc_curves(records, found), folder, "membership")
     if pictures:
         files += save(draw_images(pictures), folder, "reconstructions")
@@ -216,14 +214,6 @@ def to_text(found: Sequence[Mapping[str, Any]], width: int = 100) -> str:
     """All tables, one under the other, and the reasons for what is not in them."""
     parts = [f"{render_text(columns, width)}\n" for columns in _tables(found).values()]
     return "\n".join([*parts, *(wrapped(note, width) for note in _notes(found))])
-
-
-def _to_markdown(found: Sequence[Mapping[str, Any]]) -> str:
-    """`leakage.md`."""
-    parts = ["# What an honest-but-curious server learns", ""]
-    for title, columns in _tables(found).items():
-        parts += [f"## {title}", "", markdown_table(columns), ""]
-    return "\n".join([*parts, *(f"- {markdown_text(note)}" for note in _notes(found)), ""])
 
 
 def _tables(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Column]]:

@@ -42,9 +42,7 @@ from polyfed.results.read import ATTACK, check_links
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FILES = (
-    "leakage.json", "membership.png", "membership.svg", "reconstructions.png", "reconstructions.svg",
-)  # fmt: skip
+FILES = ("leakage.json", "membership.png", "membership.svg", "reconstructions.png", "reconstructions.svg")
 _FEWEST = 4  # shadow models: two with and two without each row
 _PANELS = ((SERVER, "loss", "server, loss"), (SERVER, "LiRA", "server, LiRA"), (HOLDER, "loss", "holder, loss"))
 _ABOUT = "Members: rows that a client trained on. Others: test rows that nobody trained on."

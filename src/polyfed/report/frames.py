@@ -33,7 +33,7 @@ def round_frame(group: Group, stage: str | None = None) -> pd.DataFrame:
                 sent += (record.bytes_up or 0) + (record.bytes_down or 0)
                 seconds += record.seconds or 0.0
                 simulated += float("nan") if record.simulated_seconds is None else record.simulated_seconds
-                value = finite(record.scores.get(of_stage))
+                value = finite(record.mean(of_stage))
                 if value is not None:
                     spent = (sent, seconds, simulated)
                     lines.append((name, run.seed, record.round, record.final_round, *spent, value))

@@ -64,3 +64,7 @@ class RoundFigures:
                 for name in predictors
             },
         )
+
+    def mean(self, stage: str) -> float | None:
+        """The main score in a stage, a mean over clients; None where it is not known."""
+        return self.scores.get(stage)

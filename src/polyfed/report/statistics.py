@@ -257,7 +257,7 @@ def to_target(runs: Sequence[RunRecord], accuracy: float, stage: str) -> ToTarge
 def _rounds_to(run: RunRecord, accuracy: float, stage: str) -> Sequence[RoundFigures]:
     """The rounds of a run up to the first at or above an accuracy; none if there is no such round."""
     for number, record in enumerate(run.rounds, start=1):
-        score = finite(record.scores.get(stage)) if record.evaluated else None
+        score = finite(record.mean(stage)) if record.evaluated else None
         if score is not None and score >= accuracy:
             return run.rounds[:number]
     return ()

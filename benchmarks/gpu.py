@@ -10,7 +10,6 @@ Parts, in this order; what is in the file already is not measured again, so that
                 the largest entry (`agrees`: at most 0.001, with TF32 off)
     steps       clients with random 3 x 32 x 32 images train alone (method local): seconds per round (medians; the first
                 round does not count) and client steps per second, for each of LEVERS
-    precision   the same in bfloat16
     table3      FedGH's Table 3 at its full size on CIFAR-10: FedGH, as many of its 3,000 epochs as fit; it goes on from
                 the run folder beside the file
 """
@@ -54,7 +53,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHAPE, CLASSES = (3, 32, 32), 10
 EXECUTORS = ("serial", "vectorized")
 CLOSE = 1e-3  # of the largest entry
-PARTS = ("methods", "steps", "precision", "table3")
+PARTS = ("methods", "steps", "table3")
 LEVERS = {  # what is timed: how clients' steps are taken, and whether a GPU replays what was recorded of them
     "one by one": ("serial", False),
     "stacked": ("vectorized", False),
@@ -178,15 +177,8 @@ def time_steps(sitting: Sitting, asked: argparse.Namespace) -> None:
             sitting.take("steps", key, timing(asked, names, count, batch, lever), needs=20)
 
 
-def time_precision(sitting: Sitting, asked: argparse.Namespace) -> None:
-    """The same stacks, recorded, in bfloat16."""
-    for names, count, batch in asked.jobs:
-        key = {"models": names, "clients": count, "batch_size": batch, "lever": "recorded"}
-        sitting.take("precision", key, timing(asked, names, count, batch, "recorded", "bf16"), needs=20)
-
-
 def timing(
-    asked: argparse.Namespace, names: Sequence[str], count: int, batch: int, lever: str, precision: str = "float32"
+    asked: argparse.Namespace, names: Sequence[str], count: int, batch: int, lever: str
 ) -> Callable[[], dict[str, Any]]:
     """What measures seconds, steps and memory of rounds."""
 
@@ -201,7 +193,7 @@ def timing(
             Local(),
             Training(rounds=asked.rounds, batch_size=batch),
             task=Task(classes=CLASSES),
-            executor=Execution(executor, device=asked.device, workers=workers, precision=precision),
+            executor=Execution(executor, device=asked.device, workers=workers),
             builders={name: lambda name=name: network(name) for name in names},
         )
         with recording(records):
@@ -284,7 +276,6 @@ def run_table3(sitting: Sitting, asked: argparse.Namespace) -> None:
 MEASURES: dict[str, Callable[[Sitting, argparse.Namespace], None]] = {
     "methods": compare_methods,
     "steps": time_steps,
-    "precision": time_precision,
     "table3": run_table3,
 }
 

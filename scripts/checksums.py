@@ -135,7 +135,6 @@ FEATURES: dict[str, Case] = {
     "final average": Case("fedhenn-homogeneous", ("methods.fedhenn-homogeneous.final_average=true",)),
     "early stop": Case("local", ("training.rounds=8", "evaluation.patience=1", "evaluation.min_delta=0.2")),
     "schedule": Case("fedavg", ("training.lr_schedule=cosine",)),
-    "bf16": Case("fedavg", ("run.precision=bf16",)),
     "one test set": Case("fedavg", ("data.test=global",)),
     **{f"resumed {name}": Case(name, run=resumed) for name in ("fedgh", "fedin", "fedkd")},
     **{f"two workers, {name}": Case(name, run=pooled) for name in ("fedhenn", "fedin", "fedselect", "fedgen")},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,19 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
 from polyfed.data.transforms import augment
-from polyfed.engine.federation import Federation, Run
+from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import class_weights, poisson_batches, train
 from polyfed.errors import ConfigError
 from polyfed.functional.kernel_similarity import kernel_distance
 from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.methods import FedAvg, FedProto, Local
-from polyfed.models import build
 from polyfed.testing.fixtures import draw, tiny_model
 from polyfed.testing.spy import Spy
 from tests.helpers import regression
@@ -345,65 +342,6 @@ def test_where_they_do_not_act_is_an_error() -> None:
     ):
         with pytest.raises(ConfigError, match=rf"training\.class_weights: .*{says}"):
             Federation(members, Local(), Training(class_weights=given), builders=NETS)
-
-
-def precise_clients(count: int = 2) -> list[pf.Client]:
-    draws = torch.Generator().manual_seed(0)
-    x, y = torch.randn(count, 24, 1, 8, 8, generator=draws), torch.randint(3, (count, 24), generator=draws)
-    return [pf.Client("digits-cnn1", (x[i], y[i]), (x[i], y[i])) for i in range(count)]
-
-
-def made(precision: str, executor: str = "serial", out: Path | None = None) -> pf.Federation:
-    training = Training(rounds=2, local_epochs=2, batch_size=8, lr=0.1, momentum=0.9)
-    return pf.Federation(
-        precise_clients(),
-        pf.methods.FedAvg(),
-        training,
-        executor=pf.Execution(executor, precision=precision, workers=2 if executor == "processes" else None),
-        out=out,
-        builders={"digits-cnn1": lambda: build("digits-cnn1", (1, 8, 8), 3)},
-    )
-
-
-def run(precision: str, executor: str = "serial") -> Run:
-    return made(precision, executor).run()
-
-
-def weights(done: Run) -> dict[str, Tensor]:
-    return {f"{i} {name}": t for i, model in done.models.items() for name, t in model.state_dict().items()}
-
-
-def test_bf16_rounds_and_everything_that_is_kept_stays_float32() -> None:
-    full, half = run("float32"), run("bf16")
-    assert all(tensor.dtype == torch.float32 for tensor in weights(half).values())
-    apart = max(float((a - b).abs().max()) for a, b in zip(weights(full).values(), weights(half).values(), strict=True))
-    assert 1e-5 < apart < 0.1
-    assert half.history[-1]["train_loss"] == pytest.approx(full.history[-1]["train_loss"], rel=0.05)
-    assert half.history[0]["bytes_up"] == full.history[0]["bytes_up"]
-    assert (full.result["precision"], half.result["precision"]) == ("float32", "bf16")
-
-
-def test_each_step_sees_the_weights_of_the_step_before() -> None:
-    """Against a loop by hand; rounded weights that outlived a step would show."""
-    training = Training(rounds=1, local_epochs=3, batch_size=24, lr=0.5)
-    given = build("digits-cnn1", (1, 8, 8), 3)
-    x, y = torch.randn(24, 1, 8, 8), torch.arange(24) % 3
-    oracle = build("digits-cnn1", (1, 8, 8), 3)
-    oracle.load_state_dict(given.state_dict())
-    fed = pf.Federation(
-        [pf.Client(given, (x, y))], pf.methods.Local(), training, executor=pf.Execution("serial", precision="bf16")
-    )
-    trained = fed.run().models[0].state_dict()
-    for _ in range(3):  # one batch per epoch: its order is only that of a sum
-        with torch.autocast("cpu", torch.bfloat16):
-            scores = oracle(x)
-        grads = torch.autograd.grad(torch.nn.functional.cross_entropy(scores.float(), y), list(oracle.parameters()))
-        with torch.no_grad():
-            for parameter, grad in zip(oracle.parameters(), grads, strict=True):
-                parameter -= 0.5 * grad
-    for name, tensor in oracle.state_dict().items():
-        torch.testing.assert_close(trained[name], tensor, rtol=0.02, atol=2e-3)
-    assert not torch.equal(trained["head.weight"], given.state_dict()["head.weight"])
 
 
 def test_losses_and_kernels_are_not_rounded() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -75,14 +74,13 @@ def exactly(method: Method, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
         context: Context,
         most: int | None = None,
         phases: Sequence[Phase] | None = None,
-        step: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> TrainingResult:
         before = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
         own = method.phases(client.training) if phases is None else phases
-        told = training_operations(client, method, context, own, step)
+        told = training_operations(client, method, context, own)
         assert all(torch.equal(tensor, before[name]) for name, tensor in client.model.state_dict().items())
         with OperationCounter() as done:
-            trained = train(client, method, context, most, phases, step)
+            trained = train(client, method, context, most, phases)
         found.append((told, done.count))
         return trained
 

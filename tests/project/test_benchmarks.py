@@ -28,7 +28,7 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 TINY = {  # the options with which a benchmark is through in a second, and the lines of JSON that it prints
-    "gpu.py": ("--device cpu --methods fedavg --jobs lenet:2 --samples 4 --rounds 2 --parts methods,precision", 3),
+    "gpu.py": ("--device cpu --methods fedavg --jobs lenet:2 --samples 4 --rounds 2 --parts methods", 2),
     "overhead.py": ("--clients 4 --rounds 3 --workers 0", 3),
     "scaling.py": (
         "--data digits --start-clients 20 --start-model digits-cnn1 --round-model digits-cnn2 --clients 4,8 "

@@ -171,7 +171,6 @@ KEYS: dict[str, str | Refused] = {
     "run.device": "networks always compute somewhere",
     "run.executor": "clients' work is always carried out",
     "run.workers": refused("expected workers = 1, as the executor 'serial' has one", executor="serial", workers=2),
-    "run.precision": "clients train",
     "run.checkpoint_every": "the command line always writes a run folder",
     "run.keep": refused("validation", with_data(split="8:0:2"), keep="best"),
     "run.out": "the folder is written",

@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from polyfed.core.model_factory import Precision
 from polyfed.core.settings import (
     AdapterSettings,
     Evaluation,
@@ -216,9 +215,6 @@ class RunSettings(Settings):
     )
     workers: Positive | None = Field(
         None, description="most at once: processes (default: the cores), clients vectorized together (32)"
-    )
-    precision: Precision = Field(
-        "float32", description="what networks train in; bf16: matrix products and convolutions in bfloat16"
     )
     checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
     keep: Keep = Field(

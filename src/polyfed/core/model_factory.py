@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.core.modules import StateIndex, as_split_model, copy_into, copy_network, redraw
 from polyfed.core.randomness import derive_seed, seeded_global_rng
-from polyfed.errors import ConfigError
 from polyfed.models.split import with_projection
 
 Builder = Callable[[], nn.Module]
 Build = Callable[[nn.Module, str], nn.Module]
 Beside = Callable[[nn.Module, nn.Module], nn.Module]
-Precision = Literal["float32", "bf16"]
 BY_SIZE = ("smallest", "largest")
 
 
@@ -62,12 +58,11 @@ class ModelFactory:
         only.
         blank: clients' own networks begin as zeros (`MethodCard.ignores_initial_weights`), which spares drawing their
         weights.
-        precision: what networks train in, see `training`.
         common: "head": the heads of clients' own networks begin alike; "all": all clients of an architecture do
         (`MethodCard.common_start`).
 
     Attributes:
-        auxiliary_model: the auxiliary model's architecture, "" without one. precision: as given.
+        auxiliary_model: the auxiliary model's architecture, "" without one.
         chosen: the auxiliary model with its network's name ("smallest" and "largest" resolved).
     """
 
@@ -81,16 +76,12 @@ class ModelFactory:
         beside: Beside | None = None,
         others: Mapping[str, Builder] | None = None,
         blank: bool = False,
-        precision: Precision = "float32",
         common: Literal["nothing", "head", "all"] = "nothing",
     ) -> None:
         self.builders = dict(builders)
         self._build = build
         self._seed = seed
         self.device = device
-        if precision not in get_args(Precision):
-            raise ConfigError(f"expected the precision 'float32' or 'bf16', got '{precision}'")
-        self.precision = precision
         self._blank = blank
         self._common = common
         self._heads: dict[str, dict[str, Tensor]] = {}  # with which an architecture's clients begin, if alike
@@ -100,16 +91,6 @@ class ModelFactory:
         self._beside = None if auxiliary is None else beside
         self.chosen = None if auxiliary is None else replace(auxiliary, network=self._named(auxiliary.network))
         self.auxiliary_model = "" if self.chosen is None else self._admit(self.chosen, others or {})
-
-    def training(self) -> AbstractContextManager[Any]:
-        """Within the block, one training step: "bf16" has matrix products and convolutions in bfloat16.
-
-        As PyTorch's autocast does it; weights, gradients, optimizer and all sums stay float32. One block per step, as
-        no rounded weights may outlive it.
-        """
-        if self.precision == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     @property
     def together(self) -> bool:

@@ -149,7 +149,6 @@ class NodeTask:
             parse_device(recipe.run.device),
             others=builders,
             auxiliary=beside,
-            precision=recipe.run.precision,
         )
         self._store = WeightStore(self._model_factory, [self._name])
         self._folder = config.state / (task.experiment or "none")

@@ -224,7 +224,7 @@ def shared_config(recipe: Recipe) -> dict[str, Any]:
     """The settings that must be equal in the recipes of server and nodes, by section and key, as JSON has them."""
     settings = recipe.to_dict()
     shared = {section: settings[section] for section in _AGREED if section in settings}
-    shared["run"] = {"seed": recipe.run.seed, "precision": recipe.run.precision}
+    shared["run"] = {"seed": recipe.run.seed}
     shared["models"] = {"feature_dim": recipe.models.feature_dim, "feature_pool": recipe.models.feature_pool}
     data = {key: settings["data"][key] for key in _OF_ALL if key in settings["data"]}
     shared |= {"data": data} if data else {}

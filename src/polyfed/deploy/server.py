@@ -119,7 +119,7 @@ class DeployedFederation(Federation):
                 feature_names=first.feature_names,
                 label_column=recipe.data.label_column,
             ),
-            executor=Execution("serial", device=recipe.run.device, precision=recipe.run.precision),
+            executor=Execution("serial", device=recipe.run.device),
             # a checkpoint after each round: nodes keep their last two states, and that of the best round
             out=Output(out, 1, recipe.run.keep, recipe.run.label, recipe.to_dict()),
             seed=recipe.run.seed,

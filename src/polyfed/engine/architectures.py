@@ -13,7 +13,7 @@ from torch import nn
 
 from polyfed.core.client import Client, to_float
 from polyfed.core.method import Method
-from polyfed.core.model_factory import Builder, ModelFactory, Precision, with_classes
+from polyfed.core.model_factory import Builder, ModelFactory, with_classes
 from polyfed.core.modules import copy_network
 from polyfed.data.text import TextConfig, Vocabulary
 from polyfed.engine.compatibility import check_parameters
@@ -34,14 +34,12 @@ def build_model_factory(
     *,
     others: Mapping[str, Builder] | None = None,
     auxiliary: str | None = None,
-    precision: Precision = "float32",
 ) -> ModelFactory:
     """The networks that a method's clients and server use.
 
     Args:
         builders: of the clients' architectures, in order of first use; of these are the smallest and the largest.
         others: builders that only the auxiliary model may use. auxiliary: its network's name, where already known.
-        precision: what networks train in.
     """
     wanted = method.auxiliary_model
     if wanted is not None and auxiliary is not None:
@@ -58,7 +56,6 @@ def build_model_factory(
         beside,
         others,
         method.card.ignores_initial_weights,
-        precision=precision,
         common=method.card.common_start,
     )
 

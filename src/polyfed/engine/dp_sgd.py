@@ -186,9 +186,7 @@ class _PerSampleModel:
         return found
 
 
-def check_dp_sgd(
-    method: Method, settings: Privacy, clients: Sequence[Client], model_factory: ModelFactory, precision: str
-) -> None:
+def check_dp_sgd(method: Method, settings: Privacy, clients: Sequence[Client], model_factory: ModelFactory) -> None:
     """Whether these networks can be trained so, in this method.
 
     Args:
@@ -205,8 +203,6 @@ def check_dp_sgd(
             f"privacy.max_grad_norm: expected a method and hyperparameters whose loss is a mean over rows and of "
             f"nothing else, got {name}; see docs/privacy.md"
         )
-    if precision != "float32":
-        raise ConfigError(f"privacy.max_grad_norm: expected run.precision = 'float32', got '{precision}'")
     if clients[0].training.class_weights is not None:
         raise ConfigError(
             "privacy.max_grad_norm: expected no training.class_weights, by which a row's share in a batch depends on "

@@ -227,7 +227,6 @@ class Federation:
             self.seed,
             parse_device(str(self.execution.device)),
             others=builders,
-            precision=self.execution.precision,
         )
 
     def _make_server(self) -> Server:
@@ -254,7 +253,6 @@ class Federation:
             training=self.training,
             evaluation=self.evaluation,
             seed=self.seed,
-            precision=self.execution.precision,
             plugins=self.plugins,
             present=self.present,
             cohort=self.cohort,

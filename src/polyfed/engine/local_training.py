@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +30,6 @@ def train(
     context: Context,
     most: int | None = None,
     phases: Sequence[Phase] | None = None,
-    step: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> TrainingResult:
     """Train `client.model` in place, as `client.training` and the phases say.
 
@@ -40,7 +37,6 @@ def train(
         client: at work. method: whose gradients. context: what `receive` returned.
         most: so many batches of each phase at most, for a trial; None: all.
         phases: those of the exchange; None: the method's own.
-        step: gives a block for the passes of each step (`ModelFactory.training`).
 
     Returns:
         Steps, samples, mean loss and the method's sums. The loss may be NaN: the caller judges.
@@ -76,8 +72,7 @@ def train(
             for batch in itertools.islice(_batches(client, phase, rows, order, noise, hiding.chance), most):
                 (inputs,) = move_mappings([method.step_inputs(client, steps, draws)], device)
                 with_inputs = {**context, **bounded, **inputs}
-                with step():
-                    grads, loss, extra, raw = method.gradients(model, batch, with_inputs)
+                grads, loss, extra, raw = method.gradients(model, batch, with_inputs)
                 before = {} if mask is None else {n: p.detach().clone() for n, p in named.items() if n in mask}
                 optimizer.step([grads.get(name) for name in names])
                 del grads  # at once: the next step's gradients then lie where these did, in the caches

@@ -10,7 +10,6 @@ import copy
 import functools
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -28,8 +27,6 @@ from polyfed.engine.executors.stacked_loss import structure
 from polyfed.engine.local_training import phase_data, train_only
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import eval_mode, has_batchnorm
-
-Step = Callable[[], AbstractContextManager[Any]]
 
 
 def _lstm(x: Tensor, of_input: Tensor, of_state: Tensor, *_: Any, **__: Any) -> int:
@@ -109,14 +106,13 @@ class OperationCounter(Uncompiled):
         return made
 
 
-def training_operations(client: Client, method: Method, context: Context, phases: Sequence[Phase], step: Step) -> int:
+def training_operations(client: Client, method: Method, context: Context, phases: Sequence[Phase]) -> int:
     """The operations of what `train` would do now; nothing is changed, and nobody's draws are.
 
     Of steps that have as many rows, and alike inputs from the method, one is taken.
 
     Args:
         client: at work. method: whose gradients. context: what `receive` returned. phases: those to be trained.
-        step: gives a block for the passes of each step (`ModelFactory.training`).
     """
     worker = copy.copy(client)
     worker.state = shallow_copy(client.state)
@@ -136,7 +132,7 @@ def training_operations(client: Client, method: Method, context: Context, phases
                     inputs = method.step_inputs(worker, taken, draws)
                     kind = (rows, structure(inputs))
                     if kind not in known:
-                        known[kind] = _one_step(worker, method, {**context, **inputs}, phase, rows, step)
+                        known[kind] = _one_step(worker, method, {**context, **inputs}, phase, rows)
                     total += known[kind]
                     taken += 1
     for buffer, before in buffers:
@@ -153,7 +149,7 @@ def _sizes(client: Client, phase: Phase, context: Context) -> list[int]:
     return phase.epochs * [rows for rows in [size] * whole + [left] if rows >= smallest]
 
 
-def _one_step(client: Client, method: Method, context: Context, phase: Phase, count: int, step: Step) -> int:
+def _one_step(client: Client, method: Method, context: Context, phase: Phase, count: int) -> int:
     """The operations of one step with the first `count` rows of a phase's data."""
     samples, prepare = phase_data(client, phase)
     rows = torch.arange(len(samples)) if phase.rows is None else get_tensor(context, phase.rows).cpu()
@@ -161,7 +157,7 @@ def _one_step(client: Client, method: Method, context: Context, phase: Phase, co
     device = next(iter(client.model.parameters())).device
     ones = torch.ones(count, device=device)
     batch = Batch(prepare(samples.x[chosen].to(device)), samples.y[chosen].to(device), ones, chosen.to(device))
-    with OperationCounter() as done, step():
+    with OperationCounter() as done:
         method.gradients(client.model, batch, context)
     return int(done.count)
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 from polyfed.core.client import Client
 from polyfed.core.message import Message, freeze
 from polyfed.core.method import Method
-from polyfed.core.model_factory import ModelFactory, Precision
+from polyfed.core.model_factory import ModelFactory
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Settings, Training
 from polyfed.engine.executors.jobs import JobResult, TrainJob
@@ -36,7 +36,7 @@ class Setup:
     """A federation as plugins see it before round 1.
 
     Attributes:
-        method, clients, server, architectures, training, evaluation, seed, precision: those of the federation.
+        method, clients, server, architectures, training, evaluation, seed: those of the federation.
         plugins: all of them, in order.
         present: number of a round -> who is in the federation then, asked or not, in order of number.
         cohort: number of a round -> who is to take part in it, as far as nobody drops out.
@@ -52,7 +52,6 @@ class Setup:
     training: Training
     evaluation: Evaluation
     seed: int
-    precision: Precision
     plugins: Sequence[Plugin]
     present: Callable[[int], list[int]]
     cohort: Callable[[int], list[int]]

@@ -47,7 +47,6 @@ def facts_of(setup: Setup, task: Task, output: Output, stages: Sequence[Stage], 
         "rounds": setup.training.rounds,
         "seed": setup.seed,
         "workers": workers,
-        "precision": setup.precision,
         "evaluation": evaluation,
     }
     if task.main_score is not ACCURACY:
@@ -74,7 +73,7 @@ def recorded_settings(
         hyperparameters["personalize"] = setup.method.card.personalize
     if setup.method.card.adapters is not None:
         hyperparameters["adapters"] = setup.method.card.adapters.model_dump()
-    run: dict[str, Any] = {"seed": setup.seed, "precision": facts["precision"]}
+    run: dict[str, Any] = {"seed": setup.seed}
     size = clients_per_batch(execution.executor, str(execution.device), execution.workers)
     if size > 1:
         run |= {"executor": "vectorized", "workers": size}

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyfed.core.client import Client, Encoder, PublicData
-from polyfed.core.model_factory import Precision
 from polyfed.core.settings import Keep, Training
 from polyfed.data.samples import LabeledSamples, TableColumns
 from polyfed.data.text import Vocabulary
@@ -86,8 +85,6 @@ class Execution:
         workers: at most so many work at the same time; default: as many processes as this one may use cores, or stacks
             of 32 clients. On a cluster of Ray's there is no default.
         device: where networks compute ("cpu", "cuda", "cuda:1").
-        precision: "bf16" trains with matrix products and convolutions in bfloat16 (weights, sums, messages and scores
-            stay float32): faster where the processor has it, slower elsewhere, and the result is another one.
         wrap: makes the executor that is used of the one that was asked for, say one that listens.
         rebuild: a function of a module that makes the same federation anew, for the processes of "ray", which need it
             where there is no recipe. Those of a recipe have one.
@@ -96,7 +93,6 @@ class Execution:
     executor: str = "auto"
     workers: int | None = None
     device: str | torch.device = "cpu"
-    precision: Precision = "float32"
     wrap: Callable[[Executor], Executor] | None = None
     rebuild: Callable[[], Any] | None = None
 

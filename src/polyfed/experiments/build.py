@@ -81,7 +81,6 @@ def build_federation(
             run.executor,
             run.workers,
             run.device,
-            run.precision,
             wrap_executor,
             functools.partial(rebuild_federation, recipe.dumps()) if run.executor == "ray" else None,
         ),

@@ -242,7 +242,6 @@ class MeasuringExecutor(Serial):
         client = work.client
         job = work.job
         method = work.method
-        model_factory = work.model_factory
         began = time.perf_counter()
         cost = self.costs[job.round, client.id]
         for phase in self._phases(client, job.exchange):
@@ -253,7 +252,7 @@ class MeasuringExecutor(Serial):
             cost.peak = max(cost.peak, self._peak(client, job.exchange))
         batches = self._batches.get(client.id, 1)
         ready = time.perf_counter()
-        trained = train(client, method, client.context, batches, job.exchange.phases, model_factory.training)
+        trained = train(client, method, client.context, batches, job.exchange.phases)
         cost.batch = max(cost.batch, (time.perf_counter() - ready) / max(trained.steps, 1))
         self._batches[client.id] = max(1, min(_BATCHES, int(TRIAL_SECONDS / max(cost.batch, 1e-6))))
         part = part_of(client, "test")
@@ -272,7 +271,7 @@ class MeasuringExecutor(Serial):
         """The most bytes that a client at work makes: for a batch of each phase, or for scoring a chunk of rows."""
         context = self._context
         with AllocationTracker() as training:
-            train(client, context.method, client.context, 1, exchange.phases, context.model_factory.training)
+            train(client, context.method, client.context, 1, exchange.phases)
         with AllocationTracker() as scoring:
             if len(client.data.test):
                 chunk = client.data.test.select(torch.arange(min(CHUNK, len(client.data.test))))

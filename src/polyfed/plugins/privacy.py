@@ -74,7 +74,7 @@ class UploadPrivacy(Plugin):
             client.privacy = self.settings
         setup.server.privacy = self.settings
         firsts = [*setup.first_of_each_architecture().values()]
-        check_dp_sgd(setup.method, self.settings, firsts, setup.model_factory, setup.precision)
+        check_dp_sgd(setup.method, self.settings, firsts, setup.model_factory)
         if self.has_noise:
             privacy_ledger.package()  # before anything is trained
 

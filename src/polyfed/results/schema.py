@@ -339,7 +339,6 @@ class RunResult(ScoredRecord):
     workers: IfPresent[Count] = Field(
         None, description="number of processes that trained clients when the run ended; 1: the run's own"
     )
-    precision: IfPresent[Text] = Field(None, description="number format of training: `float32` or `bf16`")
     evaluation: EvaluationFacts = Field(description="how clients were evaluated")
     pretraining: dict[str, Any] = Field(
         {},

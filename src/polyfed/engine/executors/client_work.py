@@ -110,13 +110,12 @@ class ClientWork:
             with self.stage("training"):
                 (client.context,) = contexts_on([client.context], self.model_factory.device)
                 phases = method.phases(client.training) if exchange.phases is None else exchange.phases
-                block = self.model_factory.training
-                self._operations += training_operations(client, method, client.context, phases, block)
+                self._operations += training_operations(client, method, client.context, phases)
 
     def train(self, training: Callable[[ClientWork], TrainingResult] | None = None) -> None:
         """Train, where the exchange does. training: see `run_job`."""
-        client, factory = self.client, self.model_factory
-        (client.context,) = contexts_on([client.context], factory.device)
+        client = self.client
+        (client.context,) = contexts_on([client.context], self.model_factory.device)
         if not self.job.exchange.trains:
             return
         with self.stage("training"):
@@ -124,7 +123,7 @@ class ClientWork:
                 self.trained = training(self)
             else:
                 phases = self.job.exchange.phases
-                self.trained = train(client, self.method, client.context, phases=phases, step=factory.training)
+                self.trained = train(client, self.method, client.context, phases=phases)
 
     def finish(self, fresh: Callable[[], WeightRow]) -> JobResult:
         """Judge the training, score the client, make its upload; then all of it leaves the device.

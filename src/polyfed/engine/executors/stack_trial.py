@@ -22,7 +22,7 @@ from polyfed.engine.executors.stacked_loss import Gradients, StackedContext, Sta
 from polyfed.functional.modes import has_batchnorm, without_dropout
 
 _CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
-_ELSEWHERE, _HALF = 1e-2, 1e-1  # where products may be taken in reduced precision, and where they are asked to be
+_ELSEWHERE = 1e-2  # where products may be taken in reduced precision
 
 
 @dataclass
@@ -83,8 +83,7 @@ class Trial:
             load_state(network, {name: t[row].detach() for name, t in tensors.items()})
             stacked, _ = self.data.trial_batch([place], [self.chosen[row]], self._count)
             batch = Batch(*(t[0] for t in stacked if t is not None))
-            with self.loss.block():
-                step = self.loss.method.gradients(network, batch, {**walk.client.context, **self.inputs[row]})
+            step = self.loss.method.gradients(network, batch, {**walk.client.context, **self.inputs[row]})
             left = own_tensors(network).items()
             found.append((step, {name: t.clone() for name, t in left if not tensors[name].requires_grad}))
         if drawn_of_others() != before:
@@ -105,9 +104,7 @@ class Trial:
         found = self._as_one(chosen)
         left = {name: tensors[name] for name in begun}
         tensors.update(begun)
-        kind = found.losses.device.type
-        with self.loss.block():
-            close = _HALF if torch.is_autocast_enabled(kind) else _CLOSE.get(kind, _ELSEWHERE)
+        close = _CLOSE.get(found.losses.device.type, _ELSEWHERE)
         for row, (step, buffers) in enumerate(expected):
             if not _is_same_step(found, row, step, close):
                 return "gradients"

@@ -12,10 +12,8 @@ Shapes: K clients, B rows, S steps of a phase.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -67,7 +65,6 @@ class StackedClients:
             in place.
         method: whose loss. template: the network; what it holds means nothing.
         known: what was found out before; grows. label: what that may depend on: the network, the exchange.
-        block: gives a block for the passes of each step, see `local_training.train`.
     """
 
     def __init__(
@@ -78,10 +75,9 @@ class StackedClients:
         template: nn.Module,
         known: Known,
         label: Hashable = None,
-        block: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self.rows, self.known, self.label = rows, known, label
-        self.loss = StackedLoss(method, template, block)
+        self.loss = StackedLoss(method, template)
         self.device = next(iter(rows.values())).device
         self.walks = [ClientProgress(client, place) for place, client in enumerate(clients)]
         self.linear = {f"{name}.weight" for name, each in template.named_modules() if isinstance(each, nn.Linear)}

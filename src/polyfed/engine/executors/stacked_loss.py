@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -124,11 +123,11 @@ class StackedLoss:
     """`Method.gradients` of several clients of a network, as one.
 
     Args:
-        method: whose loss. network: the template of all. block: gives a block for the passes of each step.
+        method: whose loss. network: the template of all.
     """
 
-    def __init__(self, method: Method, network: nn.Module, block: Callable[[], AbstractContextManager[Any]]) -> None:
-        self.method, self.network, self.block = method, network, block
+    def __init__(self, method: Method, network: nn.Module) -> None:
+        self.method, self.network = method, network
         self.drops = bool(dropout_layers(network))
         self.has_own_gradients = type(method).gradients is not Method.gradients
         self._loss = _Loss(method, network)
@@ -150,26 +149,25 @@ class StackedLoss:
         axes = (tuple(static.axes), tuple(moving.axes))
         given = (tuple(static.tensors), tuple(moving.tensors))
         drawn = "different" if self.drops else "error"
-        with self.block():
-            losses, sums = torch.func.vmap(loss, (0, 0, 0, *axes), randomness=drawn)(tensors, batch, shares, *given)
-            leaves = {name: t for name, t in tensors.items() if t.requires_grad}
-            taken = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
-            grads = {name: grad for name, grad in zip(leaves, taken, strict=True) if grad is not None}
-            losses = losses.detach()
-            sums = {name: value.detach() for name, value in sums.items()}
-            if not self.has_own_gradients:
-                return Gradients(grads, losses, sums)
+        losses, sums = torch.func.vmap(loss, (0, 0, 0, *axes), randomness=drawn)(tensors, batch, shares, *given)
+        leaves = {name: t for name, t in tensors.items() if t.requires_grad}
+        taken = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        grads = {name: grad for name, grad in zip(leaves, taken, strict=True) if grad is not None}
+        losses = losses.detach()
+        sums = {name: value.detach() for name, value in sums.items()}
+        if not self.has_own_gradients:
+            return Gradients(grads, losses, sums)
 
-            def changed(
-                own: Tensors, grads: Tensors, loss: Tensor, sums: Tensors, batch: Batch, *given: Sequence[Tensor]
-            ) -> Any:
-                context = _context(static, moving, given)
-                step = StepResult({name: grads.get(name) for name in own}, loss, sums)
-                made = self.method.gradients(PrecomputedGradients(step, context, own), batch, context)
-                return {name: grad for name, grad in made.grads.items() if grad is not None}, made.loss, all_sums(made)
+        def changed(
+            own: Tensors, grads: Tensors, loss: Tensor, sums: Tensors, batch: Batch, *given: Sequence[Tensor]
+        ) -> Any:
+            context = _context(static, moving, given)
+            step = StepResult({name: grads.get(name) for name in own}, loss, sums)
+            made = self.method.gradients(PrecomputedGradients(step, context, own), batch, context)
+            return {name: grad for name, grad in made.grads.items() if grad is not None}, made.loss, all_sums(made)
 
-            weights = {name: t.detach() for name, t in leaves.items()}
-            found = torch.func.vmap(changed, (0, 0, 0, 0, 0, *axes))(weights, grads, losses, sums, batch, *given)
+        weights = {name: t.detach() for name, t in leaves.items()}
+        found = torch.func.vmap(changed, (0, 0, 0, 0, 0, *axes))(weights, grads, losses, sums, batch, *given)
         return Gradients(*found)
 
 

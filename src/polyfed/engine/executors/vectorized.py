@@ -165,9 +165,7 @@ class VectorizedExecutor:
         clients = [work.client for work in works]
         numbers = [client.id for client in clients]
         try:
-            stack = StackedClients(
-                clients, tensors, self.context.method, template, self._known, _kind(job), model_factory.training
-            )
+            stack = StackedClients(clients, tensors, self.context.method, template, self._known, _kind(job))
             seed_global_rng(derive_seed(clients[0].seed, "layers", job.exchange.name, job.round, *numbers))
             with attributes_kept(template):
                 trained = stack.train(phases)

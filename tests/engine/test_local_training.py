@@ -17,8 +17,8 @@ from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
 from polyfed.data.transforms import augment
 from polyfed.engine.federation import Federation
-from polyfed.engine.local_training import class_weights, poisson_batches, train
-from polyfed.errors import ConfigError
+from polyfed.engine.local_training import class_weights, phase_data, poisson_batches, train
+from polyfed.errors import ConfigError, RunError
 from polyfed.functional.kernel_similarity import kernel_distance
 from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.methods import FedAvg, FedProto, Local
@@ -26,6 +26,8 @@ from polyfed.testing.fixtures import draw, tiny_model
 from polyfed.testing.spy import Spy
 from tests.helpers import regression
 from tests.helpers.toys import NETS, Two, clients, moved, rounds, same, two_parameter_clients
+
+BALANCED = Training(rounds=1, class_weights="balanced")
 
 
 def linear() -> nn.Module:
@@ -64,6 +66,16 @@ def test_every_row_once_per_epoch_the_last_batch_ragged() -> None:
         seen = sorted(value for batch in found[3 * epoch : 3 * epoch + 3] for value in rows(batch))
         assert seen == pytest.approx(whole)
     assert all(torch.equal(batch.w, torch.ones(len(batch.y))) for batch in found)
+
+
+@pytest.mark.parametrize("size", [21, 1])
+def test_the_loss_of_a_round_is_the_mean_over_its_rows(size: int) -> None:
+    """By steps so small that the network stays what it is; the last batch is smaller than the others."""
+    data = draw(size, (0, 1, 2), 0)
+    model = linear()
+    expected = nn.functional.cross_entropy(model(data.x), data.y).item()
+    run = Federation([Client(model, data)], Local(), Training(rounds=1, batch_size=8, lr=1e-12)).run()
+    assert run.history[0]["train_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_images_are_augmented_by_a_stream_of_their_own() -> None:
@@ -326,11 +338,20 @@ def test_balanced_classes_count_alike() -> None:
     assert moved(ends[0].trained[0], ends[1].trained[0]) < 1e-6
 
 
+def test_a_class_that_a_client_lacks_has_a_balanced_weight_too() -> None:
+    federation = Federation(
+        [Client(linear(), draw(9, (0, 1), 0)), Client(linear(), draw(9, (2,), 1))], Local(), BALANCED
+    )
+    assert [len(class_weights(client, Phase(1))) for client in federation.clients] == [3, 3]
+
+
 def test_public_rows_count_alike() -> None:
     (client,) = clients(["deep"])
     client.training = Training(class_weights=UNLIKE)
     assert class_weights(client, Phase(1, data="public")) is None
     assert torch.equal(torch.tensor(UNLIKE), class_weights(client, Phase(1)))
+    with pytest.raises(RunError, match=r"data\.holdout"):
+        phase_data(client, Phase(1, data="public"))
 
 
 def test_where_they_do_not_act_is_an_error() -> None:

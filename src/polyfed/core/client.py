@@ -198,7 +198,6 @@ def _in_own_unit(data: ClientData) -> ClientData:
 
 
 def _check_model(model: Any) -> None:
-    """Check that `model` is a network or the name of one."""
     if isinstance(model, nn.Module | str):
         return
     expected = "model: expected a network (torch.nn.Module) or the name of one"

@@ -192,7 +192,6 @@ def _complete_own_spaces(task: Task, clients: Sequence[Client]) -> Task:
 
 
 def _complete_regression(task: Task) -> Task:
-    """The task of predicting numbers."""
     for name in ("classes", "class_names"):
         if given := getattr(task, name):
             raise ConfigError(
@@ -260,7 +259,6 @@ def _check_class_weights(training: Training, clients: Sequence[Client], classes:
 
 
 def _check_validation(clients: Sequence[Client], evaluation: Evaluation, output: Output) -> None:
-    """Whether there are validation data where something is chosen by them."""
     if any(len(client.data.validation) for client in clients):
         return
     for key, asked, why in (

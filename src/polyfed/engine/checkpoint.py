@@ -94,7 +94,6 @@ def write(
 
 
 def _fill(temporary: Path, snapshot: Snapshot, forgotten: Forgotten | None) -> None:
-    """Write a checkpoint's files into a new folder."""
     temporary.mkdir(parents=True)
     states = {"server": snapshot.server, "clients": snapshot.states, "work": describe(snapshot.work)}
     states = _without(states, forgotten)
@@ -294,7 +293,6 @@ def check_made_of(folder: RunFolder, data: str | None, code: Mapping[str, str]) 
 
 
 def _name(number: int) -> str:
-    """The folder of the checkpoint after a round."""
     return f"round-{number:06d}"
 
 
@@ -324,7 +322,6 @@ def _verified(path: Path, name: str) -> dict[str, Any]:
 
 
 def _stored(path: Path) -> dict[str, Any]:
-    """The states and the work of a checkpoint, as they are stored."""
     stored: dict[str, Any] = decode((path / _STATES).read_bytes())
     return stored
 

@@ -78,6 +78,7 @@ class _Checks:
         self.method = method
         self.name = method.name
         self.needs = method.requirements
+        self._hint = f"; {self.needs.hint}" if self.needs.hint else ""
         self.clients = clients
         self.model_factory = model_factory
         self.public = public
@@ -102,7 +103,6 @@ class _Checks:
         self._check_networks()
 
     def _check_networks(self) -> None:
-        """What the method needs of all networks."""
         needs = self.needs
         if needs.split_model or needs.same_feature_dim or needs.same_head or needs.linear_head or needs.same_cut_shapes:
             for architecture in list(self.templates):
@@ -112,7 +112,9 @@ class _Checks:
         if needs.same_architecture:
             self._note(self._check_equal, "one architecture for all clients", {name: name for name in self.templates})
         if needs.same_feature_dim:
-            self._note(self._check_equal, "one feature width for all clients", self._facts(_width))
+            self._note(
+                self._check_equal, "one feature width for all clients", self._facts(lambda model: model.feature_dim)
+            )
         if needs.same_head:
             self._note(self._check_equal, "heads with the same tensors", self._facts(_head))
         for needed, check in (
@@ -127,7 +129,6 @@ class _Checks:
                 self._note(check)
 
     def _note(self, check: Callable[..., None], *arguments: Any) -> None:
-        """Do a check, and note what does not fit."""
         try:
             check(*arguments)
         except MissingPackage:
@@ -147,7 +148,6 @@ class _Checks:
     # data and settings ------------------------------------------------------------------------------------------------
 
     def _check_classes(self) -> None:
-        """Whether labels are what the method is made for."""
         needs = self.needs
         first = self.clients[0]
         if needs.classes and not first.classes:
@@ -262,10 +262,6 @@ class _Checks:
                     f"gives {facts[ordered[0]]}{self._hint}"
                 )
 
-    @property
-    def _hint(self) -> str:
-        return f"; {self.needs.hint}" if self.needs.hint else ""
-
     def _facts(self, fact: Callable[[SplitModel], Any]) -> dict[str, Any]:
         return {name: fact(module) for name, module in self.templates.items() if isinstance(module, SplitModel)}
 
@@ -357,16 +353,11 @@ class _Checks:
 
 
 def _few(names: Sequence[str]) -> str:
-    """The first names."""
     return ", ".join([*names[:4], *(["..."] if len(names) > 4 else [])])
 
 
 def _kind(x: Tensor) -> str:
     return f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
-
-
-def _width(model: SplitModel) -> int:
-    return model.feature_dim
 
 
 def _head(model: SplitModel) -> str:

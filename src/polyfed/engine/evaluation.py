@@ -96,11 +96,6 @@ class Evaluator:
             for client in self._newcomers:
                 client.training = client.training.model_copy(update={"local_epochs": epochs})
 
-    @property
-    def scores_after_training(self) -> bool:
-        """Whether those who train are scored right afterwards."""
-        return "after_training" in self.stages
-
     def record(self, after_training: Mapping[int, Score]) -> dict[str, Any]:
         """The figures of all stages, and the validation score of the main one, for the round's record."""
         main = self.stages[0]
@@ -170,7 +165,6 @@ class Evaluator:
     # clients that are held out ----------------------------------------------------------------------------------------
 
     def _newcomers_record(self) -> dict[str, Any]:
-        """The figures of those who are held out."""
         asked = [self._job(self._newcomer(client, "train"), ["test"]) for client in self._newcomers]
         taken = zip(asked, self.executor.score(asked), strict=True)
         scores = {"received": {job.client.id: found["test"] for job, found in taken if "test" in found}}
@@ -256,7 +250,6 @@ def held_out_of(evaluation: Evaluation, clients: Sequence[Client], seed: int) ->
 
 
 def _number(value: int | str, count: int) -> int:
-    """A client's number as it was given."""
     if isinstance(value, int) and 0 <= value < count:
         return value
     hint = "; groups go by name in a recipe with data.partition 'by_group'" if isinstance(value, str) else ""
@@ -289,7 +282,6 @@ def select_missing(clients: Sequence[Client], shared_test: LabeledSamples | None
 
 
 def _all_test_rows(clients: Sequence[Client]) -> LabeledSamples:
-    """The test rows of all clients, in the order of the clients."""
     sides = [client.data.test for client in clients if len(client.data.test)]
     kinds = {(side.x.shape[1:], side.x.dtype) for side in sides}
     if len(kinds) > 1:
@@ -362,7 +354,7 @@ def evaluation_record(
     for number, one in sorted(main.items()):
         by_architecture.setdefault(architectures[number], []).append(one)
     scored = {stage: list(scores.values()) for stage, scores in stages.items()}
-    wanted = metrics_of(evaluation, score)
+    wanted = score.metrics if score is RMSE else evaluation.metrics  # of numbers always MAE and R2
     asked: dict[str, str | Callable[[Any], float]] = {n: n for n in wanted if n != COUNTS}
     asked |= {name: functools.partial(_measured, name, measure) for name, measure in (measures or {}).items()}
     values = {number: one.value for number, one in main.items()}
@@ -408,11 +400,6 @@ def not_evaluated(score: MainScore) -> dict[str, Any]:
     }
 
 
-def metrics_of(evaluation: Evaluation, score: MainScore) -> tuple[str, ...]:
-    """What is recorded beside the main score: of classes what is asked for, of numbers MAE and R2."""
-    return score.metrics if score is RMSE else tuple(evaluation.metrics)
-
-
 def figures_of(evaluation: Evaluation, measures: Mapping[str, Measure]) -> tuple[str, ...]:
     """What every score has beside the main one; figures of the user's own need all rows."""
     return (*evaluation.metrics, *([ROWS] if measures else []))
@@ -451,7 +438,6 @@ def _by_classes(stages: Mapping[Stage, Sequence[Score]], weighting: str) -> dict
 
 
 def _by_predictor(scores: Iterable[Score]) -> dict[str, list[Score]]:
-    """The clients' scores by each of the other predictors."""
     found: dict[str, list[Score]] = {}
     for score in scores:
         for name, other in score.others.items():

@@ -217,7 +217,6 @@ class Federation:
             self.task.assign(client, number, self.seed, self.training, self.plugins)
 
     def _make_networks(self, builders: dict[str, Builder]) -> ModelFactory:
-        """The networks of clients and server."""
         self._by_name = builders_by_name(self.clients, builders, self.classes, self.task.vocabulary)
         named = name_architectures(self.clients, {**builders, **self._by_name})
         check_auxiliary_model(self.method, [*named, *builders])
@@ -244,7 +243,6 @@ class Federation:
         )
 
     def _validate_plugins(self) -> Setup:
-        """Have every plugin look at the federation."""
         setup = Setup(
             method=self.method,
             clients=self.clients,
@@ -265,12 +263,10 @@ class Federation:
         return setup
 
     def _make_store(self) -> WeightStore:
-        """Where clients' weights are kept."""
         beside = None if self.folder is None else self.folder.path
         return WeightStore(self.model_factory, [client.architecture for client in self.clients], beside)
 
     def _make_executor(self) -> Executor:
-        """What carries out the clients' work."""
         asked = self.execution
         figures = figures_of(self.evaluation, self.metrics)
         context = WorkerContext(self.method, self.model_factory, self.clients, self.store, figures)
@@ -385,7 +381,7 @@ class Federation:
 
     def _run(self, resume: bool, overwrite: bool) -> Run:
         if self.folder is None:
-            return self._finished(RunLoop(self, self.remarks()).run())
+            return self._finished(RunLoop(self).run())
         self.folder.validate(self.settings, resume, overwrite, self.method.planned)
         _ = self.checkpointer.forgotten  # the method can take them out
         if resume:
@@ -394,7 +390,7 @@ class Federation:
         if result is not None:
             return self._read(result)
         with self.folder.open(self.settings, resume, overwrite, self.method.planned):
-            return self._finished(RunLoop(self, self.remarks()).run())
+            return self._finished(RunLoop(self).run())
 
     def _finished(self, result: Mapping[str, Any]) -> Run:
         path = None if self.folder is None else self.folder.path
@@ -446,7 +442,6 @@ class Federation:
         notify(self.loggers, event, *what)
 
     def _aggregate(self, round: Round, uploads: Mapping[int, Message]) -> None:
-        """Let the method aggregate what was uploaded, as the plugins leave it."""
         for plugin in self.plugins:
             uploads = plugin.before_aggregate(round, uploads)
         self.method.aggregate(self.server, uploads)
@@ -481,8 +476,7 @@ class Federation:
         result = self.summarize(self.history)
         wanted = self.checkpointer.show_wanted_round()
         keeps_weights = self.output.keep != "nothing"
-        result |= {"made_of": self.made_of()}
-        result |= {"models_of_round": wanted}
+        result |= {"made_of": self.made_of(), "models_of_round": wanted}
         if self.folder is not None:
             if keeps_weights:
                 self.write_models(self.folder)
@@ -493,9 +487,9 @@ class Federation:
 class RunLoop:
     """Runs the rounds of a federation that are still to come."""
 
-    def __init__(self, federation: Federation, remarks: Sequence[str] = ()) -> None:
+    def __init__(self, federation: Federation) -> None:
         self._federation = federation
-        self._remarks = remarks  # what a user should know before round 1
+        self._remarks = federation.remarks()
         self._pace = Pace()
         self._told = 0.0  # when the last round was, by the clock of `time.perf_counter`
 
@@ -548,7 +542,6 @@ class RunLoop:
             client.version += 1
 
     def _run_rounds(self) -> None:
-        """The regular rounds that are still to come."""
         checkpointer, every = self._federation.checkpointer, self._federation.output.checkpoint_every
         while not self._is_over():
             raise_if_lost()
@@ -558,7 +551,6 @@ class RunLoop:
                 checkpointer.save(len(self._federation.history))
 
     def _run_final(self) -> None:
-        """The method's final round, if it has one."""
         federation = self._federation
         done = len(federation.history)
         if self._is_final_done():

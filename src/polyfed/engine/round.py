@@ -85,7 +85,9 @@ class RoundRunner:
         for place, exchange in enumerate(exchanges):
             jobs = self._jobs(round, exchange, place)
             sent = self.executor.run(jobs, functools.partial(self._job_done, len(jobs)))
-            read = self._receive(round, jobs, sent)
+            read = list(sent)
+            for plugin in reversed(self.plugins):  # what was done last to uploads is undone first
+                read = plugin.receive(round, jobs, read)
             uploads = self._take_over(round, jobs, sent, read)
             with server_stage("aggregation", round.number):
                 written = {number: writes(message) for number, message in uploads.items()}
@@ -114,12 +116,11 @@ class RoundRunner:
         return round.reached(round.cohort)
 
     def _jobs(self, round: Round, exchange: Exchange, place: int) -> list[TrainJob]:
-        """The jobs of an exchange: who works, and what each is sent."""
         round.exchange = exchange
         self.server.exchange = exchange.name
         ids = round.cohort if exchange.who == "selected" else round.present
         round.asked.update(ids)
-        scores = round.evaluated and exchange.trains and self.evaluator.scores_after_training
+        scores = round.evaluated and exchange.trains and "after_training" in self.evaluator.stages
         with server_stage("broadcast", round.number):
             return [
                 TrainJob(
@@ -137,13 +138,6 @@ class RoundRunner:
                 )
                 for client_id in round.working(ids)
             ]
-
-    def _receive(self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult]) -> list[JobResult]:
-        """The uploads as the server reads them: what was done last to them is undone first."""
-        read = list(sent)
-        for plugin in reversed(self.plugins):
-            read = plugin.receive(round, jobs, read)
-        return read
 
     def _take_over(
         self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
@@ -168,7 +162,6 @@ class RoundRunner:
         return {o.client_id: o.message for o in counted if o.client_id not in lost}
 
     def _record(self, round: Round, selected: list[int]) -> dict[str, Any]:
-        """What the round leaves behind."""
         record: dict[str, Any] = {"round": round.number, "seconds": 0.0, "processor_seconds": 0.0}
         record |= {
             "final_round": round.final,

@@ -60,33 +60,18 @@ _MAY_DIFFER |= {"overrides", "modules", "client_names"}  # names are compared by
 _MODELS_README = """# The networks of this run
 
 `index.json` says of each client which files hold its network at each stage; equal ones are one file, named after the
-first client that has it:
-
-- `received-*.safetensors`: what the client has after the server's next message, before it trains. Of methods that
-  average, the averaged network, also for clients that were never drawn.
-- `personal-*.safetensors`: what the client keeps: its network after its last local training, in whichever round that
-  was; before its first, what it would receive.
-
-`stage` is the one whose scores the run reports (`result.json`), of round `round`; its files give these scores, and are
-loaded unless another is asked for. Scores of the stage `after_training` are of networks in the middle of a round, which
-nothing keeps; `personal` is what came of them. Scores by other predictors are of the same networks, used in other ways;
-pooled data's tuned networks are not here.
-
-The files hold weights under the keys of the network's own class, a tensor that layers share once; `index.json` has what
-else belongs to them: the network, the classes' names, the size of images, mean and standard deviation of its inputs.
-With polyfed, in this folder:
+first client that has it. `received-*` is what the client has after the server's next message, before it trains;
+`personal-*` what it keeps after its last local training. A `*.state.safetensors` holds what the method predicts by
+beside the network.
 
 ```python
 import polyfed as pf
 
-trained = pf.load("..", 0)  # of client 0; stage="personal" for that one; trust=True where code is your own
+trained = pf.load("..", 0)  # of client 0, in this folder; stage="personal"; trust=True where code is your own
 scores = trained.scores(x)  # of inputs as the run stored them, as the method predicts
-network, prepare = trained.network, trained.prepare  # prepare: from such inputs to the network's
 ```
 
-A `*.state.safetensors` holds what the method predicts by beside the network, whose own outputs are then other scores.
-
-`polyfed predict RUN --client 0 DATA` reads files, too. Without polyfed, a network of your own class loads a file by
+Without polyfed, a network of your own class loads a file by
 `load_state_dict(safetensors.torch.load_file("personal-000.safetensors"))`, and `polyfed export RUN FILE.pt2 --client 0`
 writes all of it as a program.
 """
@@ -462,7 +447,6 @@ class RunFolder:
 
 
 def _check_written(model: type[Record], value: Mapping[str, Any], what: str) -> None:
-    """Refuse to write what no report could read."""
     try:
         validated(model, value)
     except ValueError as error:

@@ -124,7 +124,10 @@ def evaluate_model(
         parts: what to score on; of several clients where these hold the same model.
         figures: those wanted beside the main score.
     """
-    outputs = _in_main_memory(predictions(client, method, parts, figures))
+    made = predictions(client, method, parts, figures)
+    tensors = [tensor for by_samples in made.values() for tensor in by_samples.values()]
+    here = iter(move_together(tensors, [torch.device("cpu")] * len(tensors)))  # in one copy, as each makes a GPU wait
+    outputs = {name: {place: next(here) for place in by_samples} for name, by_samples in made.items()}
     if not client.classes:
         return [_regression_score(part, outputs, figures) for part in parts]
     tests = _distinct(part.samples for part in parts if part.is_test)
@@ -178,13 +181,6 @@ def predictions(client: Client, method: Method, parts: Sequence[Part], figures: 
 def seed_of_rows(x: Tensor) -> int:
     """From which a network draws that does so while it scores these rows (N, ...), as they are stored."""
     return derive_seed(0, "scoring", fingerprint({"x": x}).hex())
-
-
-def _in_main_memory(outputs: Outputs) -> Outputs:
-    """All in one copy, as each makes a GPU wait."""
-    tensors = [tensor for by_samples in outputs.values() for tensor in by_samples.values()]
-    here = iter(move_together(tensors, [torch.device("cpu")] * len(tensors)))
-    return {name: {of: next(here) for of in by_samples} for name, by_samples in outputs.items()}
 
 
 def _distinct(samples: Iterable[Samples]) -> dict[int, Samples]:

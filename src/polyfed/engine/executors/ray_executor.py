@@ -320,7 +320,6 @@ class RaySession:
             self._init(lambda problem: ConfigError(f"{CLUSTER}: no cluster at {address}: {problem}"), address=address)
 
     def _init(self, error_of: Callable[[str], Exception], **settings: Any) -> None:
-        """Start Ray or join it, quietly."""
         import ray
 
         if ray.is_initialized():

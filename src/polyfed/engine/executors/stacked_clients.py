@@ -273,7 +273,6 @@ class StackedPhase:
         return known[key]
 
     def _launched(self, step: int, groups: Sequence[Sequence[int]], inputs: Sequence[Context]) -> None:
-        """Take a step, group by group."""
         going = sum(map(len, groups))
         found = []
         for places in groups:

@@ -190,7 +190,6 @@ class _Loss(nn.Module):
 
 
 def _context(static: StackedContext, moving: StackedContext, given: Sequence[Sequence[Tensor]]) -> dict[str, Any]:
-    """One client's."""
     return {**static.of_one(given[0]), **moving.of_one(given[1])}
 
 

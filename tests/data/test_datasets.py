@@ -219,8 +219,8 @@ def test_folders_that_are_no_data_set(tmp_path: Path) -> None:
     for name in ("fine", "coarse"):
         write_parquet(tmp_path / "both" / name / "train.parquet", some_images(2), {"label": [0, 1]})
     assert "several: coarse, fine" in refused("parquet", tmp_path / "both")
-    for name in ("cifar100-coarse", "svhn"):
-        assert f"{name.removesuffix('-coarse')}/train*.parquet" in refused(name, tmp_path)
+    for name in ("cifar100", "svhn"):
+        assert f"{name}/train*.parquet" in refused(name, tmp_path)
 
 
 def test_validation_files_are_the_test_side_only_without_test_files(tmp_path: Path) -> None:
@@ -341,14 +341,10 @@ def test_cifar100_is_fine_unless_it_is_asked_coarse(tmp_path: Path) -> None:
     assert fine.train.y.tolist() == [0, 7, 14, 21, 28, 35]
     assert np.array_equal(fine.train.x.permute(0, 2, 3, 1), np.stack(pictures))
     assert (fine.mean[0], fine.std[2]) == (0.5071, 0.2762)
-    for coarse in (
-        load_dataset("cifar100", tmp_path, label_column="coarse_label"),
-        load_dataset("cifar100-coarse", tmp_path),
-    ):
-        assert coarse.classes == 20
-        assert coarse.train.y.tolist() == [0, 7, 14, 1, 8, 15]
-        assert (coarse.mean, coarse.std) == (fine.mean, fine.std)
-    assert "use dataset 'cifar100'" in refused("cifar100-coarse", tmp_path, label_column="fine_label")
+    coarse = load_dataset("cifar100", tmp_path, label_column="coarse_label")
+    assert coarse.classes == 20
+    assert coarse.train.y.tolist() == [0, 7, 14, 1, 8, 15]
+    assert (coarse.mean, coarse.std) == (fine.mean, fine.std)
 
 
 def test_columns_of_own_tensors_and_own_loaders(monkeypatch: pytest.MonkeyPatch) -> None:

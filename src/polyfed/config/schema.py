@@ -82,8 +82,7 @@ class Data(PartitionSettings, SourceSettings):
             raise ValueError("mean and std expect finite numbers, got others")
         if not all(value > 0 for value in self.std or ()):
             raise ValueError(f"std expects numbers above 0, got {self.std}")
-        public = (self.public_dataset or "").removesuffix("-coarse")  # CIFAR-100's images, whatever their labels
-        if public == self.dataset.removesuffix("-coarse"):
+        if self.public_dataset == self.dataset:
             raise ValueError(
                 f"public_dataset expects another data set than dataset, got '{self.public_dataset}' for both; rows of "
                 f"the same one that no client gets are data.holdout"

@@ -150,28 +150,20 @@ def _published(
     about: str,
     statistics: Statistics,
     *,
-    folder: str | None = None,
     inner: str = "",
     label: str | None = None,
-    instead: str | None = None,
 ) -> Callable[..., DatasetSource]:
     """A loader of a published set in Parquet files.
 
     Args:
         name: in recipes. about: the loader's documentation, shown by `polyfed datasets`. statistics: mean and std.
-        folder: below root; default: `name`. inner: a folder in it that is read where it is there.
+        inner: a folder in the data set's that is read where it is there.
         label: the label column where none is asked for.
-        instead: the data set to use for another label column; None: this one takes any.
     """
 
     def read(root: str | None, options: SourceOptions) -> DatasetSource:
         check_used(name, options, *_FILES, "image_column")
-        if instead is not None and options.label_column not in (None, label):
-            raise ConfigError(
-                f"expected label_column '{label}' or none with dataset '{name}', got '{options.label_column}'; use "
-                f"dataset '{instead}'"
-            )
-        place = _folder_of(folder or name, root)
+        place = _folder_of(name, root)
         place = place / inner if has_parquet(place / inner) else place
         sides = arrow_tables.parquet_sides([place])
         return _from_images(name, arrow_tables.read_images(sides, options, label), statistics)
@@ -192,20 +184,10 @@ cifar100 = _published(
     "cifar100",
     """CIFAR-100's 100 fine classes from ``<root>/cifar100/{train,test}*.parquet``: 50 000 + 10 000 of (3, 32, 32).
 
-    Its 20 coarse classes with label_column "coarse_label", or as `cifar100-coarse`.
+    Its 20 coarse classes with label_column "coarse_label".
     """,
     _CIFAR100,
     label="fine_label",
-)
-
-
-cifar100_coarse = _published(
-    "cifar100-coarse",
-    "CIFAR-100's 20 coarse classes from ``<root>/cifar100/{train,test}*.parquet``.",
-    _CIFAR100,
-    folder="cifar100",
-    label="coarse_label",
-    instead="cifar100",
 )
 
 

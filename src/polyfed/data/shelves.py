@@ -42,7 +42,7 @@ def on_the_shelf() -> dict[str, bool | None]:
     """
     place = shelf(None)
     found = [] if place is None or not place.is_dir() else sorted(parquet_folders(place))
-    known: dict[str, bool | None] = {name: name.removesuffix("-coarse") in found for name in DATASETS}
+    known: dict[str, bool | None] = {name: name in found for name in DATASETS}
     known |= {name: importlib.util.find_spec(package) is not None for name, package in PACKAGED.items()}
     others = (name for name in found if name not in DATASETS)
     return {**known, "digits": True, "parquet": None, **dict.fromkeys(others, True)}

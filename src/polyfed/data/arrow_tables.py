@@ -120,7 +120,10 @@ def read_images(sides: Parts, options: SourceOptions, label_column: str | None =
     label_column: where the options name none.
     """
     found = _same_columns(sides, "image", options.image_column, options.label_column or label_column)
-    key = _cache_key(sides, found)
+    places = [(side, part.where) for side, parts in sides.items() for part in parts]
+    marks = cache.file_marks(path for _, path in places)
+    of_sides = (f"{side} {mark}" for (side, _), mark in zip(places, marks, strict=True))
+    key = cache.cache_key([_VERSION, found.content, found.label, *of_sides])
     read = from_cache(key)
     if read is None:
         images: dict[str, torch.Tensor] = {}
@@ -166,13 +169,6 @@ def _same_columns(sides: Parts, kind: str, named: str | None, label_column: str 
         chosen = found
     assert chosen is not None  # every side has a part
     return chosen
-
-
-def _cache_key(sides: Parts, columns: Columns) -> str:
-    files = [(side, part.where) for side, parts in sides.items() for part in parts]
-    marks = cache.file_marks(path for _, path in files)
-    of_sides = (f"{side} {mark}" for (side, _), mark in zip(files, marks, strict=True))
-    return cache.cache_key([_VERSION, columns.content, columns.label, *of_sides])
 
 
 def _files(sides: Parts) -> dict[str, list[tuple[object, range]]]:

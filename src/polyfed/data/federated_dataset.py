@@ -367,7 +367,8 @@ def _client_rows(
 def _cap(
     pool: _Pool, clients: Sequence[_ClientRows], options: PartitionSettings, generators: Generators
 ) -> list[_ClientRows]:
-    caps = _caps(options.max_train_per_client)
+    most_train = options.max_train_per_client
+    caps: list[int | None] = [*most_train] if isinstance(most_train, list) else [most_train]
     if not 1 <= len(caps) <= len(clients):
         raise ConfigError(
             f"max_train_per_client: expected one cap, or a list of at most {len(clients)}, one for each client; "
@@ -454,12 +455,11 @@ def _parse_split(split: str) -> _Split:
     )
 
 
-def _caps(max_train: int | Sequence[int] | None) -> list[int | None]:
-    return list(max_train) if isinstance(max_train, Sequence) else [max_train]
-
-
 def _check_options(source: DatasetSource, plan: _Split, options: PartitionSettings, private: bool) -> None:
-    _check_label_space(source, options)
+    if options.label_space == "own" and options.test == "global":
+        raise ConfigError("data.label_space 'own': expected test = 'local', as clients' classes differ, got 'global'")
+    if options.label_space == "own" and source.is_regression:
+        raise ConfigError(f"data.label_space 'own': expected classes as labels, '{source.name}' has numbers to predict")
     if private and source.is_regression:
         raise ConfigError(
             f"expected classes where noise hides rows, '{source.name}' has numbers to predict, which each client "
@@ -472,13 +472,6 @@ def _check_options(source: DatasetSource, plan: _Split, options: PartitionSettin
     from_ratio = not plan.official and (options.test == "local" or source.test is None)
     if from_ratio and plan.parts[2] == 0:
         raise ConfigError(f"expected a test part above 0 in split, got '{options.split}'; use for instance '8:1:1'")
-
-
-def _check_label_space(source: DatasetSource, options: PartitionSettings) -> None:
-    if options.label_space == "own" and options.test == "global":
-        raise ConfigError("data.label_space 'own': expected test = 'local', as clients' classes differ, got 'global'")
-    if options.label_space == "own" and source.is_regression:
-        raise ConfigError(f"data.label_space 'own': expected classes as labels, '{source.name}' has numbers to predict")
 
 
 def _check_training(clients: Sequence[_ClientRows], titles: Sequence[str], options: PartitionSettings) -> None:

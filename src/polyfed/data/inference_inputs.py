@@ -115,7 +115,8 @@ def read(path: Path, form: InputSpec) -> InferenceInputs:
     if parquet and (form.vocabulary is not None or form.images):
         return _from_parquet(parquet, form)
     if pictures and form.images:
-        return _from_pictures(pictures, form)
+        rows = [_fitted(read_picture(picture)[None], form, str(picture)) for picture in pictures]
+        return InferenceInputs(tuple(picture.name for picture in pictures), torch.cat(rows))
     if form.vocabulary is None and (parquet or pictures):
         raise ConfigError(f"expected a .npy file with inputs {form}, as the run stored them, got images in '{path}'")
     raise ConfigError(f"expected {_kinds(form)}, got '{path}'{' without any' if path.is_dir() else ''}")
@@ -193,11 +194,6 @@ def _array(path: Path) -> Tensor:
         raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
     except NO_ARRAY as error:  # NumPy's words suggest unpickling it
         raise ConfigError(f"expected an array of numbers as NumPy saves it, got something else in '{path}'") from error
-
-
-def _from_pictures(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
-    rows = [_fitted(read_picture(path)[None], form, str(path)) for path in paths]
-    return InferenceInputs(tuple(path.name for path in paths), torch.cat(rows))
 
 
 def _from_csv(path: Path, form: InputSpec) -> InferenceInputs:

@@ -53,7 +53,10 @@ class AnswerLimits:
         )
         self._requests = config.answers or _REQUESTS[self._has_noise]
         self._runs = config.answers or 1
-        name = _NOISY if self._has_noise or self._is_one_release else f"{_without_rounds(recipe)}.jsonl"
+        shared = shared_config(recipe)
+        shared["training"] = {**shared.get("training", {}), "rounds": 0}  # a recipe is one, however many rounds it has
+        digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()
+        name = _NOISY if self._has_noise or self._is_one_release else f"{digest[:16]}.jsonl"
         self._count = functools.partial(count_answer, config.state / _FOLDER / name)
 
     def check(self, kind: Kind, task: TaskRequest) -> None:
@@ -136,13 +139,6 @@ class AnswerLimits:
 def _when(task: TaskRequest) -> str:
     """The final round comes once in a run, whatever its number."""
     return f"{'the final round' if task.is_final else f'round {task.round}'}, exchange {task.exchange_index}"
-
-
-def _without_rounds(recipe: Recipe) -> str:
-    """Identifies a recipe, however many rounds it has."""
-    shared = shared_config(recipe)
-    shared["training"] = {**shared.get("training", {}), "rounds": 0}
-    return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class TooManyAnswers(RunError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -64,7 +64,12 @@ def create_app(
         raise ConfigError(f"expected --host as a name (fl.example.org) or an address, without a port, got '{host}'")
     if app.exists() and not app.is_dir():
         raise ConfigError(f"expected a folder for the app, got the file {app}")
-    files = {app / name: _filled(name, _variables(app, chosen, host)) for name in _FILES}
+    templates = resources.files("polyfed.deploy") / "template"
+    variables = _variables(app, chosen, host)
+    files = {}
+    for name in _FILES:
+        template = (templates / f"{name.removeprefix('.')}.template").read_text(encoding="utf-8")
+        files[app / name] = string.Template(template).substitute(variables)
     text = source.read_text(encoding="utf-8")
     is_changed = bool(overrides) or any(given is not None for given in (method, seed, preset))
     if is_changed:
@@ -90,8 +95,10 @@ def _variables(app: Path, recipe: Recipe, host: str) -> dict[str, str]:
     defaults = {key: default for key, (default, _) in RUN_CONFIG.items()}
     count = "as many as the data name" if clients is None else str(clients)
     last = "one less than there are" if clients is None else str(clients - 1)
+    words = re.sub(r"[^A-Za-z0-9]+", "-", app.absolute().name).strip("-")
+    name = words if words[:1].isalpha() else f"federation-{words}".rstrip("-")  # Flower wants a letter first
     return {
-        "name": _app_name(app),
+        "name": name[:_LONGEST_NAME].rstrip("-"),
         "method": recipe.name,
         "clients": count,
         "last": last,
@@ -100,15 +107,3 @@ def _variables(app: Path, recipe: Recipe, host: str) -> dict[str, str]:
         "version": __version__,
         "config": tomli_w.dumps({"tool": {"flwr": {"app": {"config": defaults}}}}),
     }
-
-
-def _app_name(folder: Path) -> str:
-    """The folder's name as Flower takes one: a letter first; letters, digits, hyphens."""
-    words = re.sub(r"[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-")
-    name = words if words[:1].isalpha() else f"federation-{words}".rstrip("-")
-    return name[:_LONGEST_NAME].rstrip("-")
-
-
-def _filled(name: str, variables: Mapping[str, str]) -> str:
-    template = resources.files("polyfed.deploy") / "template" / f"{name.removeprefix('.')}.template"
-    return string.Template(template.read_text(encoding="utf-8")).substitute(variables)

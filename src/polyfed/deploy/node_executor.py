@@ -37,7 +37,7 @@ from polyfed.engine.plugin import decoded
 from polyfed.engine.scoring import Score
 from polyfed.engine.uploads import find_mismatch
 from polyfed.engine.wire import encode
-from polyfed.errors import PolyfedError, RunError
+from polyfed.errors import PolyfedError, RunError, first_line
 from polyfed.results.fields import validated
 from polyfed.results.stored_files import ModelEntry
 
@@ -228,9 +228,13 @@ class NodeExecutor:
         try:
             yield
         except Exception as error:
-            reason = error if isinstance(error, PolyfedError) else f"its answer cannot be read: {_first_line(error)}"
+            reason = str(error)
+            if not isinstance(error, PolyfedError):
+                reason = f"its answer cannot be read: {first_line(error)[:_LONGEST]}"
             self._unread[client.id] = self.federation.server.round
-            self._trouble(client, NodeError(reason))
+            node = self._registry.node_of.get(client.id)
+            self._event_log.note("trouble", client=client.id, node=node, reason=reason)
+            self.federation.tell("message", f"round {self._event_log.round}: client {client.id}: {reason}")
 
     def read_outcome(self, job: TrainJob, answer: Answer) -> JobResult:
         """The outcome of a job; a client without a readable answer has dropped out."""
@@ -275,18 +279,14 @@ class NodeExecutor:
                 outcome = replace(outcome, weights=self.federation.store.allocate(client.architecture, job.variant))
         return outcome
 
-    def _decoded(self, job: TrainJob, outcome: JobResult) -> JobResult:
-        """An outcome as the method gets it: restored from compression, and rejected where a plugin objects."""
-        for plugin in reversed(self.federation.plugins):
-            outcome = decoded(plugin, job, outcome, self.federation.method)
-        return outcome
-
     def _objection(self, job: TrainJob, message: Message) -> str | None:
         """Why an upload is refused, if it is: its numbers, or a form that is not the method's."""
         federation = self.federation
         if name := first_nonfinite(message):
             return f"the upload is not finite ({name[:60]!r})"
-        outcome = self._decoded(job, JobResult(job.client.id, message, None, {}, TrainingResult()))
+        outcome = JobResult(job.client.id, message, None, {}, TrainingResult())
+        for plugin in reversed(federation.plugins):
+            outcome = decoded(plugin, job, outcome, federation.method)
         form = federation.method.card.form
         if outcome.refused is not None or form is None:
             return outcome.refused
@@ -305,15 +305,6 @@ class NodeExecutor:
         except Exception:  # of a method without a form, whose own count it breaks
             return freeze({})
         return empty
-
-    def _trouble(self, client: Client, reason: NodeError) -> None:
-        node = self._registry.node_of.get(client.id)
-        self._event_log.note("trouble", client=client.id, node=node, reason=str(reason))
-        self.federation.tell("message", f"round {self._event_log.round}: client {client.id}: {reason}")
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:_LONGEST]
 
 
 def _held(client: Client) -> str:

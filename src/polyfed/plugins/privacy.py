@@ -66,7 +66,12 @@ class UploadPrivacy(Plugin):
         self._check_bounds()
         self.settings = self._with_noise(self.settings)
         self._ledger = privacy_ledger.PrivacyLedger(self.settings.delta)
-        expected = [release for client in self._rows for release in self._expected(client)]
+        expected = [  # of the first round, each upload having one bounded entry
+            release
+            for client in self._rows
+            for exchange in setup.method.exchanges(1)
+            for release in self._given(client, 1, self.settings, exchange)
+        ]
         self.has_noise = bool(expected)
         if any(release.unit == "sample" for release in expected):
             self._check_rows(setup)
@@ -180,10 +185,6 @@ class UploadPrivacy(Plugin):
                 found.append(Release("upload", "client", settings.upload_noise_std(entries) / math.sqrt(entries)))
         return found
 
-    def _expected(self, client: int) -> list[Release]:
-        """What a client's first round gives away, each of its uploads having one bounded entry."""
-        return [release for one in self._method.exchanges(1) for release in self._given(client, 1, self.settings, one)]
-
     def _with_noise(self, settings: Privacy) -> Privacy:
         """The settings, with the noise that a target asks for, for who is to take part most often."""
         if not settings.target_epsilon:
@@ -196,7 +197,10 @@ class UploadPrivacy(Plugin):
             own.extend(self._method.final_exchanges())
         made = {}
         if settings.upload_clip_norm and has_upload(self._method):
-            made["upload_noise_multiplier"] = _sigma(settings) * math.sqrt(max(map(len, turns.values())))
+            # of a single release; found to 1e-12, on either side: what is spent is not to exceed the target
+            sigma = float(privacy_ledger.package().get_sigma_gaussian(settings.target_epsilon, settings.delta))
+            most = max(map(len, turns.values()))
+            made["upload_noise_multiplier"] = sigma * (1 + 1e-10) * math.sqrt(most)
         if settings.max_grad_norm or self._bounds_rows:
 
             def released(noise: float) -> Iterator[list[Release]]:
@@ -284,9 +288,3 @@ def _check_bounded(client: Client, method: Method, name: str, floats: Group, bas
                 f"privacy: expected changes of weights that were sent down, or figures of the data, from {who}, got "
                 f"whole weights, '{name}/{key}' (see MethodCard.delta_entries)"
             )
-
-
-def _sigma(settings: Privacy) -> float:
-    """Of a single release: the least noise, over what it can change, for the target."""
-    sigma = float(privacy_ledger.package().get_sigma_gaussian(settings.target_epsilon, settings.delta))
-    return sigma * (1 + 1e-10)  # found to 1e-12, on either side: what is spent is not to exceed the target

@@ -160,8 +160,14 @@ def rejection_reason(
         classes: of the task. message: finite. received: what the client was sent.
     """
     for entry, name, tensor in iter_tensors(message):
-        bound = _bound(settings, tensor)
-        if bound and tensor.is_floating_point() and tensor.numel() and not (size := _magnitude(tensor)) <= bound:
+        bound = settings.max_magnitude if tensor.dim() else MOST
+        if tensor.dim() and tensor.dtype == torch.float64 and bound == _DEFAULT:
+            bound = _LARGEST_SQUARE
+        if not bound or not tensor.is_floating_point() or not tensor.numel():
+            continue
+        low, high = tensor.aminmax()
+        size = max(-float(low), float(high))
+        if not size <= bound:
             place = entry if name is None else f"{entry}/{name}"
             setting = f"robust_aggregation.max_magnitude = {bound:g}" if tensor.dim() else f"{bound:g}"
             return f"a number of '{place}' is {size:.4g}, above {setting}"
@@ -178,18 +184,6 @@ def rejection_reason(
             setting = f"robust_aggregation.max_update_norm = {settings.max_update_norm:g}"
             return f"the norm of '{entry}' is {size:.4g}, above {setting}"
     return None
-
-
-def _bound(settings: RobustAggregation, tensor: Tensor) -> float:
-    if not tensor.dim():
-        return MOST
-    takes_squares = tensor.dtype == torch.float64 and settings.max_magnitude == _DEFAULT
-    return _LARGEST_SQUARE if takes_squares else settings.max_magnitude
-
-
-def _magnitude(tensor: Tensor) -> float:
-    low, high = tensor.aminmax()
-    return max(-float(low), float(high))
 
 
 def _sizes(value: Tensor | Group, base: Group) -> Iterator[float]:

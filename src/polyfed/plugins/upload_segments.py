@@ -136,11 +136,10 @@ def blocks_of(
 ) -> list[tuple[tuple[int, ...], Pieces]]:
     """Parts of one sort that the same clients have: the clients, and each one's parts, in the same order."""
     known = {i: {part.key: part for part in own} for i, own in parts.items()}
-    keys: dict[Hashable, list[Hashable]] = {}
+    keys: dict[tuple[Hashable, tuple[int, ...]], list[Hashable]] = {}
     for key, who in holders.items():
         keys.setdefault((known[who[0]][key].sort, who), []).append(key)
-    by_chunk = [(holders[of[0]], of) for of in keys.values()]
-    return [(who, [[known[i][key] for key in of] for i in who]) for who, of in by_chunk]
+    return [(who, [[known[i][key] for key in of] for i in who]) for (_, who), of in keys.items()]
 
 
 def vectors_of(pieces: Pieces) -> Tensor:

@@ -171,13 +171,6 @@ class Client:
         """Learning rate of the present round, by the schedule of `training`."""
         return self.training.lr_at(self.round)
 
-    def label_facts(self) -> dict[str, Any]:
-        """For the records: rows of each class, and what its classes are called, where these are its own."""
-        return {
-            "labels": self.data.train.counts(),
-            **({"class_names": list(self.class_names)} if self.class_names else {}),
-        }
-
     def generator(self, purpose: str) -> torch.Generator:
         """The client's random stream for `purpose` in this exchange and round."""
         return generator(self.seed, purpose, self.exchange, self.round, self.id)

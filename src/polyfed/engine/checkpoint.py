@@ -31,7 +31,7 @@ from torch import Tensor
 from polyfed.core.message import flatten
 from polyfed.core.method import Method
 from polyfed.core.settings import Evaluation, Keep
-from polyfed.engine.forgotten import Forgotten, remembered
+from polyfed.engine.forgotten import Forgotten
 from polyfed.engine.run import best_round, early_stop_round, is_best_wanted
 from polyfed.engine.run_folder import RunFolder, explain_disk_errors, sync_folder
 from polyfed.engine.transaction import Snapshot, Transaction
@@ -181,8 +181,8 @@ def remembered_in(folder: Path, method: Method) -> set[int]:
     found = set[int]()
     for path in _all_whole(folder):
         stored = _stored(path)
-        uploads = [(one["client"], one["upload"]) for one in stored["work"]]
-        found |= remembered(method, stored["server"], uploads)
+        found |= {*method.remembered(stored["server"])}
+        found |= {one["client"] for one in stored["work"] if method.forget_upload(one["upload"]) is not one["upload"]}
     return found
 
 

@@ -469,7 +469,12 @@ class Federation:
     def _seen(self) -> list[dict[str, Any]]:
         """Of each client what only its network and its data tell."""
         parameters = trained_counts(self.model_factory, self.clients)
-        return [{"parameters": parameters[client.architecture], **client.label_facts()} for client in self.clients]
+        found: list[dict[str, Any]] = []
+        for client in self.clients:
+            found.append({"parameters": parameters[client.architecture], "labels": client.data.train.counts()})
+            if client.class_names:
+                found[-1]["class_names"] = list(client.class_names)
+        return found
 
     def write_result(self) -> dict[str, Any]:
         """The run's result, and what its folder then holds."""

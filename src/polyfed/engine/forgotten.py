@@ -46,13 +46,3 @@ class Forgotten:
     def client(self, state: State, server: State) -> State:
         """A client's state with what has come of the server's."""
         return self.method.forget_at_client(state, server)
-
-
-def remembered(method: Method, server: State, uploads: Sequence[tuple[int, Message]]) -> set[int]:
-    """The clients of whose rows something is kept: in the server's state, or in uploads on their way.
-
-    Raises:
-        ConfigError: as `Method.remembered`.
-    """
-    sent = {client for client, message in uploads if method.forget_upload(message) is not message}
-    return {*method.remembered(server), *sent}

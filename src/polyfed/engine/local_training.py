@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client, Prepare
-from polyfed.core.message import Group, get_group, get_tensor, numbers_of
+from polyfed.core.message import get_group, get_tensor, numbers_of
 from polyfed.core.method import Batch, Context, Method, Phase, TrainingResult
 from polyfed.core.modules import as_split_model, cache_trainable
 from polyfed.core.optimizers import Optimizer
@@ -77,7 +77,10 @@ def train(
                 optimizer.step([grads.get(name) for name in names])
                 del grads  # at once: the next step's gradients then lie where these did, in the caches
                 if mask is not None:
-                    _restore(named, before, mask)
+                    with torch.no_grad():  # entries whose mask is 0 are what they were, bit for bit
+                        for name, old in before.items():
+                            kept = torch.where(mask[name].to(old.device).bool(), named[name], old)
+                            named[name].copy_(kept)
                 steps += 1
                 samples += len(batch.y) if planned is None else planned
                 losses.append((loss.detach(), len(batch.y)))
@@ -227,10 +230,3 @@ def train_only(model: nn.Module, phase: Phase) -> Iterator[None]:
         for _, parameter in still:
             parameter.requires_grad_(True)
         model.train()
-
-
-def _restore(parameters: dict[str, nn.Parameter], before: dict[str, Tensor], mask: Group) -> None:
-    """Put back the entries whose mask is 0, bit for bit."""
-    with torch.no_grad():
-        for name, old in before.items():
-            parameters[name].copy_(torch.where(mask[name].to(old.device).bool(), parameters[name], old))

@@ -64,12 +64,6 @@ class Setup:
         """The server as it would be in round 1."""
         return preview(self.method, self.server)
 
-    @functools.cached_property
-    def first_messages(self) -> dict[int, Message]:
-        """What the first client of each architecture would be sent in round 1, by number."""
-        firsts = self.first_of_each_architecture().values()
-        return {client.id: self.method.broadcast(self.preview, client.id) for client in firsts}
-
     def first_of_each_architecture(self) -> dict[str, Client]:
         """Architecture -> its first client."""
         return {client.architecture: client for client in reversed(self.clients)}

@@ -227,8 +227,9 @@ class UploadPrivacy(Plugin):
         for architecture, client in setup.first_of_each_architecture().items():
             network = setup.model_factory.module(architecture)
             statistics = batchnorm_buffers(network)
+            first_message = method.broadcast(setup.preview, client.id)
             for entry in method.card.delta_entries:
-                sent_statistics = sorted(statistics & members(setup.first_messages[client.id], entry).keys())
+                sent_statistics = sorted(statistics & members(first_message, entry).keys())
                 sent_statistics.extend(static_statistics(network))  # taken and sent after training
                 if sent_statistics:
                     raise ConfigError(_no_statistics(name, sent_statistics[0]))

@@ -59,13 +59,7 @@ def make_executor(
         raise ConfigError(f"expected the executor {instead}, as {reason}")
     count = min(workers or available_cores(), len(context.clients))
     estimates = Estimates(context, training)
-    if name == "processes" or (name == "auto" and _pays(estimates, training, count, bool(asked), device)):
-        return ProcessPool(context, count, estimates, say)
-    return Serial(context)
-
-
-def _pays(estimates: Estimates, training: Training, count: int, asked: bool, device: str) -> bool:
-    """Whether so many workers are worth having where nobody says so, or where some are asked for."""
-    if count == 1 or training.cohort_size(len(estimates.clients)) == 1:
-        return False
-    return asked or (unavailable_reason(device) is None and estimates.run() >= _WORTH)
+    chosen = name == "processes"
+    if name == "auto" and count > 1 and training.cohort_size(len(context.clients)) > 1:
+        chosen = asked or (unavailable_reason(device) is None and estimates.run() >= _WORTH)
+    return ProcessPool(context, count, estimates, say) if chosen else Serial(context)

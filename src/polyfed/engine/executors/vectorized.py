@@ -73,7 +73,9 @@ class VectorizedExecutor:
         if not first.exchange.trains:
             yield from map(self._alone, jobs)
             return
-        reason = self._known.refused.get(kind) or self._declared(first)
+        reason = self._known.refused.get(kind) or self.context.method.card.trains_alone
+        if first.client.privacy.max_grad_norm:
+            reason = "gradients are bounded row by row"
         if not reason and len(jobs) >= self._least(first):
             try:
                 yield from self._stacked(jobs)
@@ -92,12 +94,6 @@ class VectorizedExecutor:
         if reason:
             self._say_once(f"clients train one after the other; {first.client.architecture}: {reason}")
         yield from map(self._alone, jobs)
-
-    def _declared(self, job: TrainJob) -> str:
-        """Why clients are not even tried as one; "": they are."""
-        if job.client.privacy.max_grad_norm:
-            return "gradients are bounded row by row"
-        return self.context.method.card.trains_alone
 
     def _least(self, job: TrainJob) -> int:
         """How many clients of this kind are worth a stack, at least."""

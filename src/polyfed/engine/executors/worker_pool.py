@@ -135,7 +135,6 @@ class WorkerPool(abc.ABC):
         """Those whose answer is there, or who are no more; waits for the first."""
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
-        """See `Executor`."""
         if not jobs:
             return []
         if not self._with_workers():
@@ -148,7 +147,6 @@ class WorkerPool(abc.ABC):
         return [one or instead for one, instead in zip(found, lost, strict=True)]
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        """See `Executor`."""
         if not asked:
             return []
         if not self._with_workers():
@@ -173,7 +171,6 @@ class WorkerPool(abc.ABC):
         ]
 
     def close(self) -> None:
-        """See `Executor`."""
         while self.running:
             self.running.pop().terminate()
 

@@ -44,7 +44,7 @@ def test_a_state_dir_that_others_have_filled_is_refused(tmp_path: Path) -> None:
     (tmp_path / "noise.secret").write_bytes(bytes(32))
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match="expected a folder into which only its user can write"):
-        Node(recipe_of(), NodeConfig.read({"client-id": 0, "state-dir": str(tmp_path)}))
+        Node(recipe_of(), NodeConfig(**{"client-id": 0, "state-dir": str(tmp_path)}))
 
 
 @needs_root

@@ -108,7 +108,7 @@ class Nearby:
     def ask(self, node: int, envelope: Envelope) -> Answer:
         """What the node says."""
         try:
-            return Node(self.recipe, NodeConfig.read(self.configs[node]), DATA).answer(envelope)
+            return Node(self.recipe, NodeConfig(**self.configs[node]), DATA).answer(envelope)
         except PolyfedError as error:
             return NodeError(error)
 

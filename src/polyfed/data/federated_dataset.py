@@ -298,7 +298,11 @@ def _partition(pool: _Pool, rows: Rows, clients: int, options: PartitionSettings
     """What the partition that is asked for makes of the rows."""
     wanted = options.partition
     if pool.source.is_regression and isinstance(wanted, str):
-        _check_needs_no_classes(wanted)
+        fitting = [name for name, function in PARTITIONS.items() if function not in (dirichlet, by_class)]
+        if wanted not in fitting:
+            raise ConfigError(
+                f"partition '{wanted}' deals by classes; expected {', '.join(fitting)} where numbers are predicted"
+            )
     if isinstance(wanted, Partition):
         if len(wanted.rows) != clients or options.holdout:
             raise ConfigError(
@@ -313,14 +317,6 @@ def _partition(pool: _Pool, rows: Rows, clients: int, options: PartitionSettings
             settings = {name: getattr(options, key) for name, key in names.items()}
             return own(y, clients, generators("partition"), class_count=pool.classes, **settings)  # type: ignore[no-any-return]
     return _as_partition(function(y, clients, generators("partition")))
-
-
-def _check_needs_no_classes(partition: str) -> None:
-    fitting = [name for name, function in PARTITIONS.items() if function not in (dirichlet, by_class)]
-    if partition not in fitting:
-        raise ConfigError(
-            f"partition '{partition}' deals by classes; expected {', '.join(fitting)} where numbers are predicted"
-        )
 
 
 def _as_partition(found: Any) -> Partition:

@@ -98,7 +98,12 @@ class Prepare:
     def __call__(self, x: Tensor) -> Tensor:
         """(..., C, H, W) uint8 to float32 of the same shape; (..., F) rows of a table likewise; others as they are."""
         if self.table:
-            return self._standardized(x)
+            if not x.is_floating_point() or x.shape[-1] != len(self.mean):
+                expected = f"expected rows of {len(self.mean)} features as floats"
+                raise ConfigError(f"{expected}, got {tuple(x.shape)}, {x.dtype}")
+            mean_F, std_F = self._constants(x.device)
+            standardized: Tensor = (x - mean_F) / std_F
+            return standardized
         if x.is_floating_point() or (x.dtype == torch.int64 and not self.mean):
             return x
         channels = len(self.mean)
@@ -108,13 +113,6 @@ class Prepare:
             )
         scale_C11, shift_C11 = self._constants(x.device)
         return x.to(torch.float32).mul_(scale_C11).add_(shift_C11)
-
-    def _standardized(self, x: Tensor) -> Tensor:
-        if not x.is_floating_point() or x.shape[-1] != len(self.mean):
-            raise ConfigError(f"expected rows of {len(self.mean)} features as floats, got {tuple(x.shape)}, {x.dtype}")
-        mean_F, std_F = self._constants(x.device)
-        standardized: Tensor = (x - mean_F) / std_F
-        return standardized
 
     def _constants(self, device: torch.device) -> Tensor:
         """What bytes are multiplied by and what is added, (2, C, 1, 1); of a table mean and std, (2, F). Made once."""

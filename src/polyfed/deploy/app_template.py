@@ -90,7 +90,6 @@ def create_app(
 
 
 def _variables(app: Path, recipe: Recipe, host: str) -> dict[str, str]:
-    """The templates' variables."""
     clients = recipe.data.client_count
     defaults = {key: default for key, (default, _) in RUN_CONFIG.items()}
     count = "as many as the data name" if clients is None else str(clients)

@@ -157,7 +157,6 @@ def _record(answer: Answer) -> RecordDict:
 
 
 def _envelope(message: Message) -> Envelope:
-    """A message's envelope."""
     try:
         records = message.content
         record = records.config_records[RECORD]
@@ -177,7 +176,6 @@ def _envelope(message: Message) -> Envelope:
 
 
 def _answer(message: Message) -> Answer:
-    """A node's answer."""
     if message.has_error():
         return NodeError(f"Flower's error {message.error.code}: {message.error.reason or 'no reason given'}")
     record: Mapping[str, Any] = message.content.config_records.get(RECORD, {})

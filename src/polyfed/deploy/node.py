@@ -99,7 +99,9 @@ class Node:
             message = read_message(envelope.body) if task.has_message else None
             if envelope.kind == "train":
                 return turn.train(message or {}, functools.partial(limits.count_release, task))
-            return turn.score(message) if envelope.kind == "score" else turn.finish(message, self._config.share_model)
+            if envelope.kind == "score":
+                return Envelope("score", {part: score_to_json(score) for part, score in turn.scores(message).items()})
+            return turn.finish(message, self._config.share_model)
 
 
 class NodeTask:
@@ -229,7 +231,20 @@ class NodeTask:
                 (task.base, task.best),
             )
             kept = self.scores(None)
-        return Envelope("train", to_result(task, done, new, kept).model_dump(), encode(done.message))
+        result = TaskResult(
+            mark=task.mark if done.counts else "",
+            variant=task.variant,
+            steps=done.trained.steps,
+            samples=done.trained.samples,
+            loss=float(done.trained.loss),
+            bytes_up=done.bytes_up,
+            sums=done.sums,
+            refused=done.refused,
+            new=new,
+            score=None if done.score is None else score_to_json(done.score),
+            kept={part: score_to_json(score) for part, score in kept.items()},
+        )
+        return Envelope("train", result.model_dump(), encode(done.message))
 
     def run_job(self, message: Message) -> tuple[JobResult, bool]:
         """The job's result, which the client takes over if it counts; and whether it has new weights."""
@@ -244,10 +259,6 @@ class NodeTask:
         if done.counts:
             client.weights, client.state = done.weights, done.state
         return done, new
-
-    def score(self, message: Message | None) -> Envelope:
-        """The scores of the client as it stands or after receiving a message; nothing is kept."""
-        return Envelope("score", {part: score_to_json(score) for part, score in self.scores(message).items()})
 
     def finish(self, message: Message | None, share: bool) -> Envelope:
         """Write the client's networks to the disk, as they are scored, and send them if this node shares them.
@@ -307,22 +318,15 @@ class NodeTask:
 
         Raises:
             ConfigError: the client's rows are no longer those of that state.
+            RunError: its weights are of another network.
         """
+        client = self.client
         kept = self._checkpoints.read(self.task.base)
         if kept.data not in ("", self._data):
             raise ConfigError(
                 "expected the rows that this node has begun the run with, got others: rows, or names of classes or "
                 "features, have changed; put them back"
             )
-        self.restore(kept)
-
-    def restore(self, kept: ClientSnapshot) -> None:
-        """Take over a stored state.
-
-        Raises:
-            RunError: its weights are of another network.
-        """
-        client = self.client
         client.state = kept.state
         if kept.weights is not None:
             try:
@@ -330,20 +334,3 @@ class NodeTask:
             except (ValueError, KeyError) as error:
                 where = f"client {client.id} ('{self._name}')"
                 raise RunError(f"{where}: the state on its disk is not of this network: {error}") from None
-
-
-def to_result(task: TaskRequest, done: JobResult, new: bool, kept: Scores) -> TaskResult:
-    """The facts of a job's answer."""
-    return TaskResult(
-        mark=task.mark if done.counts else "",
-        variant=task.variant,
-        steps=done.trained.steps,
-        samples=done.trained.samples,
-        loss=float(done.trained.loss),
-        bytes_up=done.bytes_up,
-        sums=done.sums,
-        refused=done.refused,
-        new=new,
-        score=None if done.score is None else score_to_json(done.score),
-        kept={part: score_to_json(score) for part, score in kept.items()},
-    )

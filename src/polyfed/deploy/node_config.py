@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
@@ -43,7 +42,11 @@ _OF_ROWS = (  # the keys of [data] by which a node's own rows are read
 
 
 class NodeConfig(Settings):
-    """A node's configuration, whose keys docs/deployment.md explains."""
+    """A node's configuration, whose keys docs/deployment.md explains.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, no client or no folder.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, alias_generator=lambda key: key.replace("_", "-")
@@ -59,15 +62,6 @@ class NodeConfig(Settings):
     secret_noise: bool | None = None
     share_model: bool = False
     answers: Positive | None = None
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any]) -> NodeConfig:
-        """From Flower's node configuration.
-
-        Raises:
-            ConfigError: an unknown key, a wrong type, no client or no folder.
-        """
-        return cls(**config)
 
     @property
     def state(self) -> Path:
@@ -100,7 +94,6 @@ def data_of_node(recipe: Recipe, config: NodeConfig, cache: DataCache) -> tuple[
 
 
 def _own_rows(recipe: Recipe, dataset: str, client: int, cache: DataCache) -> FederatedDataset:
-    """A data set of one client."""
     if recipe.data.test == "global":
         raise ConfigError("node-config: expected the recipe's data, as data.test is 'global', got data of its own")
     settings = recipe.to_dict()

@@ -77,7 +77,7 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
     private = _read_key(Path(key))
     _check_authority(Path(authority))
-    own = NodeConfig.read(_settings(config))
+    own = NodeConfig(**_settings(config))
     data = DataCache()
     Node(recipe, own, data).answer(Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
     answered = answering(lambda envelope, _: Node(recipe, own, data).answer(envelope))
@@ -149,7 +149,6 @@ def connect(server: str, authority: Path, key: EllipticCurvePrivateKey) -> Itera
 
 
 def _enter(stack: ExitStack, server: str, authority: Path, key: EllipticCurvePrivateKey) -> Fleet:
-    """The connection, entered."""
     from flwr.supercore import log
     from flwr.supernode import fleet_http_connection
 

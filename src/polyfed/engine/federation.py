@@ -50,7 +50,7 @@ from polyfed.engine.model_export import ModelExport
 from polyfed.engine.pace import Pace, single_threaded
 from polyfed.engine.plugin import Setup, reads_uploads
 from polyfed.engine.processor_time import processor_seconds
-from polyfed.engine.remarks import class_remarks, held_out_remarks, unread_settings
+from polyfed.engine.remarks import class_remarks, unread_settings
 from polyfed.engine.round import RoundRunner, draw_cohort, server_stage
 from polyfed.engine.round_state import Round
 from polyfed.engine.run import ClientModels, History, summarize_run
@@ -61,6 +61,7 @@ from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.transaction import Transaction
 from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError, RunInterrupted, described
+from polyfed.escaping import clients_text
 from polyfed.functional.device_copies import with_number
 from polyfed.loggers.base import as_logger, notify
 from polyfed.registry import LOGGERS, own_code
@@ -421,11 +422,13 @@ class Federation:
         """What a user should know before round 1; see `polyfed.engine.remarks`."""
         is_mixed = len(first_by_architecture(self.clients)) > 1
         averaging = [self.averaged] if is_mixed and self.averaged else []
-        return [*averaging, *held_out_remarks(self.setup), *self.class_remarks(), *self.unread_settings()]
+        return [*averaging, *self.data_remarks(), *self.unread_settings()]
 
     def data_remarks(self) -> list[str]:
         """Who is held out, and what is odd about classes and inputs."""
-        return [*held_out_remarks(self.setup), *self.class_remarks()]
+        who = clients_text(self.held_out, [client.name for client in self.clients])
+        held_out = [f"held out of training: clients {who}"] if self.held_out else []
+        return [*held_out, *self.class_remarks()]
 
     def unread_settings(self) -> list[str]:
         """A line for every setting that was given and that the method does not read."""

@@ -15,7 +15,6 @@ from polyfed.data.classes import remarks as odd_classes
 from polyfed.engine.plugin import Setup
 from polyfed.engine.task import Task
 from polyfed.engine.uploads import has_upload
-from polyfed.escaping import clients_text
 from polyfed.validation.error_lines import shown
 
 _LOOKED_AT = 64  # rows of a client, to know how large its inputs are
@@ -27,13 +26,6 @@ _OF_UPLOADS = {
     "adversaries": ("sign_flip_fraction", "inner_product_fraction", "alie_fraction"),
     "devices": ("round_timeout", "buffer_size"),
 }
-
-
-def held_out_remarks(setup: Setup) -> list[str]:
-    """Who is held out of training."""
-    names = [client.name for client in setup.clients]
-    held_out = setup.held_out
-    return [f"held out of training: clients {clients_text(held_out, names)}"] if held_out else []
 
 
 def class_remarks(setup: Setup, task: Task) -> list[str]:

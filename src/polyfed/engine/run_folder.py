@@ -172,7 +172,7 @@ class RunFolder:
         now = rounds_of(asked)
         if before < now:
             stored = {**stored, "training": {**stored.get("training", {}), "rounds": now}}
-        self._check_clients(stored, asked.get("run", {}).get("client_names", ()))
+        self.check_clients(asked.get("run", {}).get("client_names", ()))
         if difference := _first_difference(stored, asked) or _other_stacks(stored.get("run", {}), asked.get("run", {})):
             raise ConfigError(
                 f"{self.path} holds another recipe's run: {difference}; choose another --out or --overwrite"
@@ -193,11 +193,9 @@ class RunFolder:
 
     def check_clients(self, names: Sequence[str]) -> None:
         """Whether the clients of the run that the folder holds, if there is one that names them, are called so."""
-        if (self.path / "recipe.toml").exists():
-            self._check_clients(self._stored_recipe(), names)
-
-    def _check_clients(self, stored: Mapping[str, Any], names: Sequence[str]) -> None:
-        kept = stored.get("run", {}).get("client_names", ())
+        if not (self.path / "recipe.toml").exists():
+            return
+        kept = self._stored_recipe().get("run", {}).get("client_names", ())
         if kept and names and (difference := other_clients(kept, names)):
             raise ConfigError(
                 f"{self.path} holds a run of other clients than the data have now: {difference}; put that right, or "

@@ -47,9 +47,8 @@ from polyfed.engine.executors.client_work import Executor, Serial, WorkerContext
 from polyfed.engine.executors.vectorized import VectorizedExecutor
 from polyfed.engine.executors.worker_pool import WorkerPool
 from polyfed.engine.model_export import ModelExport
-from polyfed.engine.pace import Pace, single_threaded
+from polyfed.engine.pace import Pace, processor_seconds, single_threaded
 from polyfed.engine.plugin import Setup, reads_uploads
-from polyfed.engine.processor_time import processor_seconds
 from polyfed.engine.remarks import class_remarks, unread_settings
 from polyfed.engine.round import RoundRunner, draw_cohort, server_stage
 from polyfed.engine.round_state import Round

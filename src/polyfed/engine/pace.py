@@ -1,13 +1,16 @@
-"""How long rounds take; and one computing thread, with which they give the same bits everywhere."""
+"""Time of rounds and of processors; and one computing thread, with which rounds give the same bits everywhere."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator
 from statistics import fmean
 
 import torch
+
+_of_workers = 0.0  # seconds
 
 
 class Pace:
@@ -27,6 +30,17 @@ class Pace:
         paces = {kind: fmean(seconds[-20:]) for kind, seconds in self._seconds.items() if seconds}
         usual = max(paces.values())
         return evaluated * paces.get(True, usual) + (left - evaluated) * paces.get(False, usual)
+
+
+def processor_seconds() -> float:
+    """Processor time that this process has used so far, all threads, and the workers whose answers it has."""
+    return time.process_time() + _of_workers
+
+
+def include_processor_seconds(seconds: float) -> None:
+    """Count what a worker has used for an answer."""
+    global _of_workers
+    _of_workers += seconds
 
 
 @contextlib.contextmanager

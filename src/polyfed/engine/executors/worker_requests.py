@@ -22,7 +22,7 @@ from polyfed.core.randomness import keep_global_rng
 from polyfed.core.server import PublicPass
 from polyfed.engine.executors.client_work import WorkerContext, run_job, run_public_pass, score_batch
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Job, JobResult, PassJob, TrainJob, make_job, placed
-from polyfed.engine.processor_time import include_processor_seconds
+from polyfed.engine.pace import include_processor_seconds
 from polyfed.engine.scoring import ScoreCache, score_from_json, score_to_json
 from polyfed.engine.weight_store import WeightRow, WeightStore, client_row
 from polyfed.engine.wire import decode, encode

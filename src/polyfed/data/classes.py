@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ Files = Sequence[tuple[object, Sequence[int]]]  # a side's files, with the numbe
 
 _SIGNS = {"-1", "1"}  # the usual labels of two classes, beside 0 and 1
 _WHOLE = re.compile(r"-?[0-9]+")
-_DIGITS = 18  # longest numbers in which gaps are looked for
 _NAMED = 12  # classes by name; of more, how many
 
 
@@ -100,18 +98,10 @@ def remarks(names: Sequence[str], trained: Collection[int], tested: Collection[i
         trained: the classes with training rows at any client. tested: those with test rows at any.
 
     >>> for line in remarks(["0", "1", "9"], trained={0}, tested={0, 2}): print(line)
-    labels are numbers with gaps: 3 of 0 to 9 became the classes 0 to 2; a stray one is a class of its own
     classes with test rows that nobody trains on (1): 2 (9)
     classes that nobody trains on or is tested on (1): 1
     """
     lines = []
-    if all(_WHOLE.fullmatch(name) and len(name) <= _DIGITS for name in names):
-        numbers = sorted(map(int, names))
-        if any(after - before > 1 for before, after in pairwise(numbers)):
-            lines.append(
-                f"labels are numbers with gaps: {len(names)} of {numbers[0]} to {numbers[-1]} became the classes 0 to "
-                f"{len(names) - 1}; a stray one is a class of its own"
-            )
     unknown = [number for number in range(len(names)) if number not in trained]
     for what, classes in (
         ("classes with test rows that nobody trains on", [number for number in unknown if number in tested]),

@@ -309,6 +309,11 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
         stored[side] = fill_missing(samples, columns, columns.means(mean))
     used = {*features, label, *options.columns}
     left_out = [column for column in train if column not in used] if options.feature_columns is None else []
+    remarks: tuple[str, ...] = ()
+    if left_out:
+        more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+        listed = ", ".join(f"'{one_line(column)}'" for column in left_out[:_NAMED])
+        remarks = (f"columns left out, as they hold no numbers (category_columns takes words): {listed}{more}",)
     return DatasetSource.of(
         name,
         stored,
@@ -319,17 +324,8 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
         feature_names=every,
         columns=columns,
         label_column=label,
-        remarks=_about_columns(left_out),
+        remarks=remarks,
     )
-
-
-def _about_columns(left_out: Sequence[str]) -> tuple[str, ...]:
-    """A line on columns that are left out without having been asked for."""
-    if not left_out:
-        return ()
-    more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
-    named = ", ".join(f"'{one_line(name)}'" for name in left_out[:_NAMED])
-    return (f"columns left out, as they hold no numbers (category_columns takes words): {named}{more}",)
 
 
 def _check_categories(frame: Frame, fixed: Mapping[str, Sequence[str]]) -> None:

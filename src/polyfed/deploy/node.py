@@ -233,7 +233,6 @@ class NodeTask:
             kept = self.scores(None)
         result = TaskResult(
             mark=task.mark if done.counts else "",
-            variant=task.variant,
             steps=done.trained.steps,
             samples=done.trained.samples,
             loss=float(done.trained.loss),

@@ -24,11 +24,8 @@ KINDS: tuple[Kind, ...] = ("hello", "train", "score", "finish")
 JOB_FACTS = ("round", "exchange_index", "is_final", "variant", "scores", "figures")  # of a request, for `make_job`
 _AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugins")  # sections on which both sides act
 _OF_ALL = ("class_names", "categories", "task", "mean", "std")  # of [data], for all clients' rows
-SHARED = (
-    "table",
-    "target",
-    "label_column",
-)  # of a shared model's entry in the list of models, what the server cannot know
+# what the server cannot know of a shared model's entry in the list of models
+SHARED = ("table", "target", "label_column")
 _TENSORS = 2**14  # and groups, that a message may have at most
 _FEW = 5  # names shown of many
 _HEADER = 2**22  # bytes of their names at most: read, JSON takes twenty times as much
@@ -109,7 +106,6 @@ class TaskResult(Settings):
     """
 
     mark: _Mark
-    variant: str
     steps: Count
     samples: Count
     loss: float

@@ -66,3 +66,25 @@ def test_a_column_in_another_unit_at_a_client_is_named(
     assert "'size'" in line
     assert "'age'" not in line
     assert f"('{named}') has" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda table, name: table.assign(patient_id=np.arange(ROWS) * 9973 + 1e6), "'patient_id'"),
+        (lambda table, name: table.assign(cost=np.arange(ROWS) * 9973), None),
+        (lambda table, name: table.assign(patient_id=np.arange(ROWS) // 2), None),
+    ],
+)
+def test_a_column_with_another_value_in_every_row_is_named(tmp_path: Path, change: Any, found: str | None) -> None:
+    lines = [line for line in clinics(tmp_path, change) if "ids?" in line]
+    assert len(lines) == (found is not None)
+    assert found is None or found in lines[0]
+
+
+def test_categories_with_another_value_in_every_row_and_columns_with_one_value_are_named(tmp_path: Path) -> None:
+    def change(table: Any, name: str) -> Any:
+        return table.assign(code=[f"{name}{row}" for row in range(ROWS)], year=2021)
+
+    lines = clinics(tmp_path, change, category_columns=("sex", "code"), missing_values="client_mean")
+    assert [line.partition(":")[2] for line in lines] == [" 'code'", " 'year'"]

@@ -1,10 +1,11 @@
-"""Columns of a table that clients learn from, which one client may have in another unit.
+"""What is odd about the columns of a table that clients learn from: another unit at one client, ids, constants.
 
 Shapes: N rows, F features.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,37 +15,54 @@ from polyfed.data.samples import LabeledSamples, TableColumns
 
 _NAMED = 3  # columns, or clients, of a line; of more, how many
 _FEWEST = 5  # rows of a client by which its unit is known
+_FEWEST_IDS = 20  # rows in which another value in every row is odd
 _FACTOR = 100.0  # between units: a thousand for milli and kilo, give or take what clients differ by
+_LIKE_AN_ID = re.compile(r"(.*[_\W])?(id|ids|nr|no|num|number|key|uuid|index)", re.IGNORECASE)
 
 
 def remarks(
     names: Sequence[str], columns: TableColumns, rows: Sequence[LabeledSamples], titles: Sequence[str]
 ) -> list[str]:
-    """A line with the columns that a client seems to have in another unit; none where there are none.
+    """A line for each kind of oddity, with the columns that have it.
 
     Args:
         names: of the features. columns: what they are. rows: each client's training rows, x (N, F) as stored.
         titles: of the clients.
     """
     flags = dict(columns.flags)
-    found = []
+    found: dict[str, list[str]] = {"unit": [], "id": [], "constant": []}
     for place, name in enumerate(names):
-        if place in flags.values() or (columns.categories and columns.categories[place]):
+        is_category = bool(columns.categories and columns.categories[place])
+        parts = [_present(samples, place, flags.get(place), is_category) for samples in rows]
+        every = np.concatenate(parts)
+        if place in flags.values() or not len(every):
             continue
-        others = _in_another_unit([_present(samples, place, flags.get(place)) for samples in rows])
-        if others:
+        if (every == every[0]).all():
+            found["constant"].append(f"'{name}'")
+        elif (is_category or _LIKE_AN_ID.fullmatch(name)) and all(len({*part}) == len(part) for part in parts):
+            if max(map(len, parts)) >= _FEWEST_IDS:
+                found["id"].append(f"'{name}'")
+        elif not is_category and (others := _in_another_unit(parts)):
             who = ", ".join(f"{titles[client]} has {size:.4g}" for client, size in others.items())
-            found.append(f"'{name}' (median size): {who}")
-    if not found:
-        return []
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return [f"columns in another unit at a client? {', '.join(found[:_NAMED])}{more}"]
+            found["unit"].append(f"'{name}' (median size): {who}")
+    lines = {
+        "unit": "columns in another unit at a client?",
+        "id": "columns with another value in every row (ids?), which are learnt from:",
+        "constant": "columns with the same value in every row:",
+    }
+    return [f"{line} {_listed(found[kind])}" for kind, line in lines.items() if found[kind]]
 
 
-def _present(samples: LabeledSamples, place: int, flag: int | None) -> NDArray[np.float64]:
-    """The values of a column that are not missing."""
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
+
+
+def _present(samples: LabeledSamples, place: int, flag: int | None, is_category: bool) -> NDArray[np.float64]:
     values = samples.x[:, place].double().numpy()
-    return values if flag is None else values[samples.x[:, flag].numpy() == 0]
+    if flag is not None:
+        values = values[samples.x[:, flag].numpy() == 0]
+    return values[values > 0] if is_category else values
 
 
 def _in_another_unit(parts: Sequence[NDArray[np.float64]]) -> dict[int, float]:

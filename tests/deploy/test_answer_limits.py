@@ -108,7 +108,7 @@ def test_what_is_not_in_the_nodes_recipe_is_refused_and_not_counted(
 @pytest.mark.parametrize("change", [{"rounds": 3}, {"rounds": 40}, {"lr": 0.01}], ids=str)
 @pytest.mark.parametrize("step", [0.0, 1e-7], ids=["the same", "moved"])
 def test_noise_is_counted_whatever_the_recipe_is_now(tmp_path: Path, change: dict[str, Any], step: float) -> None:
-    """Also a run that is lengthened, as its keeper restarts the node for it."""
+    """Also a run that is lengthened, as its operator restarts the node for it."""
     wire, envelope = asked(tmp_path, **NOISY)
     wire.recipe = recipe_of("fedavg", models={"architectures": ["digits-cnn1"]}, training=change, **NOISY)
     again = told(moved(envelope, step), settings=shared_config(wire.recipe))
@@ -155,7 +155,7 @@ def test_scores_are_counted_over_rounds_runs_and_restarts(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("noise", [{}, NOISY], ids=["plain", "noisy"])
 def test_a_run_that_is_lengthened_again_and_again_is_scored_each_time(tmp_path: Path, noise: dict[str, Any]) -> None:
-    """Each length has a last round: its keeper has asked for it by another recipe."""
+    """Each length has a last round: its operator has asked for it by another recipe."""
     more = {"models": {"architectures": ["digits-cnn1"]}, "evaluation": {"every_n_rounds": 5}, **noise}
     for rounds in (1, 2, 3):
         recipe = recipe_of("fedrep", training={"rounds": rounds}, **more)
@@ -174,7 +174,7 @@ def test_scores_have_no_classes_where_the_recipe_has_no_counts(tmp_path: Path) -
 
 
 def test_noisy_sums_are_one_release_over_rounds_runs_and_recipes(tmp_path: Path) -> None:
-    """Nothing that a server or a keeper changes draws other noise on the same rows without being counted."""
+    """Nothing that a server or an operator changes draws other noise on the same rows without being counted."""
 
     def node(features: int = 8, rounds: int = 3) -> Nearby:
         recipe = recipe_of(
@@ -222,7 +222,7 @@ def test_what_was_counted_is_on_the_disk(tmp_path: Path) -> None:
     (file,) = (tmp_path / "nodes" / "node-0" / "answered").glob("[!.]*")
     kinds = [json.loads(line)[0] for line in file.read_text().splitlines()]
     assert kinds.count("training in round 1, exchange 0") == 1
-    file.unlink()  # its keeper's word
+    file.unlink()  # its operator's word
     assert isinstance(wire.ask(FIRST_NODE, moved(envelope, 1e-7)), Envelope)
 
 

@@ -100,9 +100,9 @@ class Caller:
         return [{key: node[key] for key in ("node-id", "owner-name")} for node in found]
 
 
-def check_is_refused(outsider: Caller, keeper: Caller) -> None:
-    """All requests of the outsider fail and change nothing; the keeper's succeed."""
-    nodes, runs = keeper.nodes(), keeper.does("list", "x", "--format", "json")
+def check_is_refused(outsider: Caller, operator: Caller) -> None:
+    """All requests of the outsider fail and change nothing; the operator's succeed."""
+    nodes, runs = operator.nodes(), operator.does("list", "x", "--format", "json")
     assert nodes
     node = str(nodes[0]["node-id"])
     for words in (
@@ -117,8 +117,8 @@ def check_is_refused(outsider: Caller, keeper: Caller) -> None:
         done = outsider.runs(*words)
         assert done.returncode != 0, (words, done.stdout)
         assert "403" in done.stdout + done.stderr, (words, done.stdout, done.stderr)
-    assert keeper.nodes() == nodes
-    assert keeper.does("list", "x", "--format", "json") == runs
+    assert operator.nodes() == nodes
+    assert operator.does("list", "x", "--format", "json") == runs
 
 
 def status(url: str, authority: Path, method: str = "POST") -> int:
@@ -145,7 +145,7 @@ class Generated:
         app_template.create_app(self.app, recipe, host="localhost")
         make_server_certificate(self.app / "keys", ["localhost"])
         self.authority = self.app / "keys" / "ca.crt"
-        self.keeper = Caller(folder / "keeper", self.inner, recipe, self.authority)
+        self.operator = Caller(folder / "operator", self.inner, recipe, self.authority)
 
     def start(self) -> None:
         command = [sys.executable, "-m", "polyfed", "deploy", "server", "keys", "--port", str(self.inner)]
@@ -173,7 +173,7 @@ class Generated:
         for number in (0, 1):
             key = self.app / "keys" / f"node-{number}"
             make_node_key(key)
-            self.keeper.does("supernode", "register", f"{key}.pub", "x")
+            self.operator.does("supernode", "register", f"{key}.pub", "x")
             words = ["--recipe", "recipe.toml", "--server", f"localhost:{self.outer}", "--key", str(key)]
             own = f'client-id={number} state-dir="{self.app.parent}/state-{number}"'
             command = [sys.executable, "-m", "polyfed", "deploy", "node", *words, "--node-config", own]
@@ -187,7 +187,7 @@ def test_through_the_generated_proxy_only_nodes_come(recipe: Path, tmp_path: Pat
         made.start()
         made.start_nodes()
         outsider = Caller(tmp_path / "outsider", made.outer, recipe, made.authority)
-        check_is_refused(outsider, made.keeper)
+        check_is_refused(outsider, made.operator)
         url = f"https://localhost:{made.outer}"
         paths = ["/v1/control/list-nodes", "//v1/control/list-nodes", "/v1/fleet/../control/list-nodes", "/docs", "/"]
         paths += ["/v1/fleet/%2e%2e/control/list-nodes", "/v1/fleet/..%2fcontrol/list-nodes"]
@@ -197,9 +197,9 @@ def test_through_the_generated_proxy_only_nodes_come(recipe: Path, tmp_path: Pat
             assert status(url + path, made.authority, "GET") in (400, 403, 404, 405), path
         assert status(f"{url}/v1/fleet/pull-messages", made.authority) == 401, "without a key"
         assert status(f"{url}/v1/fleet/pull-messages", made.authority, "GET") == 403
-        output = made.keeper.does("run", str(made.app), "x", "--stream", "-c", f'out="{tmp_path}/run"')
+        output = made.operator.does("run", str(made.app), "x", "--stream", "-c", f'out="{tmp_path}/run"')
         assert (tmp_path / "run" / "result.json").exists(), output
-        made.keeper.does("supernode", "unregister", str(made.keeper.nodes()[0]["node-id"]), "x")
+        made.operator.does("supernode", "unregister", str(made.operator.nodes()[0]["node-id"]), "x")
 
 
 # on the machine -----------------------------------------------------------------------------------------------------
@@ -219,8 +219,8 @@ def test_another_user_of_the_machine_is_refused(loopback: LocalCluster, recipe: 
     loopback.start_server()
     loopback.register([0])
     loopback.start_node(0)
-    keeper = Caller(tmp_path / "keeper", loopback.port, recipe, authority)
-    check_is_refused(Caller(tmp_path / "outsider", loopback.port, recipe, authority, NOBODYS), keeper)
+    operator = Caller(tmp_path / "operator", loopback.port, recipe, authority)
+    check_is_refused(Caller(tmp_path / "outsider", loopback.port, recipe, authority, NOBODYS), operator)
 
 
 # what the server sends ----------------------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ def ends(called: socket.socket) -> tuple[tuple[str, int], tuple[str, int]]:
     return called.getpeername()[:2], called.getsockname()[:2]
 
 
-def asks(path: str, called: socket.socket, keeper: int, kind: str = "http", **more: Any) -> str:
+def asks(path: str, called: socket.socket, operator: int, kind: str = "http", **more: Any) -> str:
     """The fate of a request: "through", or the status of the refusal."""
     theirs, ours = ends(called)
     fate: list[Any] = []
@@ -297,7 +297,7 @@ def asks(path: str, called: socket.socket, keeper: int, kind: str = "http", **mo
         raise AssertionError("nothing is read before it is let through")
 
     scope = {"type": kind, "path": path, "client": theirs, "server": ours, **more}
-    asyncio.run(Gate(app, keeper)(scope, receive, send))
+    asyncio.run(Gate(app, operator)(scope, receive, send))
     return str(fate[0])
 
 

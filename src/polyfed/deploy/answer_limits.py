@@ -33,7 +33,7 @@ _FOLDER = "answered"
 _NOISY = "noise.jsonl"
 _REQUESTS = {True: 1, False: 10}  # whether noise hides rows -> different requests of a kind
 _STANDINGS = 2  # in which a client is scored: as it stands, and after receiving
-_LENGTHS = "rounds of the recipe"  # no request: which this node's keeper has set, one after the other
+_LENGTHS = "rounds of the recipe"  # no request: which this node's operator has set, one after the other
 
 
 class AnswerLimits:

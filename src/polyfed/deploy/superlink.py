@@ -92,11 +92,11 @@ class Gate:
 
     Args:
         app: answers what the gate lets through.
-        keeper: number of the user whose programs may ask for everything.
+        operator: number of the user whose programs may ask for everything.
     """
 
-    def __init__(self, app: Application, keeper: int) -> None:
-        self._app, self._keeper = app, keeper
+    def __init__(self, app: Application, operator: int) -> None:
+        self._app, self._operator = app, operator
 
     async def __call__(self, scope: _Event, receive: _Receive, send: _Send) -> None:
         """See the module."""
@@ -120,7 +120,7 @@ class Gate:
         ours = scope.get("server")
         if theirs is None or ours is None:
             return False
-        return is_own(tuple(theirs), tuple(ours), self._keeper)
+        return is_own(tuple(theirs), tuple(ours), self._operator)
 
 
 # whose connections are ------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def check_system() -> None:
     """
     if not TCP_TABLES[0].exists():
         raise ConfigError(
-            f"expected a server's machine with Linux, whose {TCP_TABLES[0]} tells the keeper's programs from others', "
+            f"expected a server's machine with Linux, whose {TCP_TABLES[0]} tells one user's programs from others', "
             "got another system"
         )
 

@@ -8,7 +8,7 @@ executor.
 What polyfed hands to Ray are bytes (`engine.wire`), and nothing of ours is unpickled from them. Ray itself pickles what
 it needs to run them: the actor's class, the name of the function that makes the federation, with the recipe's text, and
 its own errors. So who can speak to Ray's processes can run code in them. Those that are started here listen on the
-loopback interface alone, and to those who know a token that is made for the run; a cluster is for its keeper to guard.
+loopback interface alone, and to those who know a token that is made for the run; a cluster is guarded by its operator.
 
 Ray is imported when it is first needed, as it reads its settings from the environment then: no reports of its use, no
 dashboard, the loopback interface alone, and a token.

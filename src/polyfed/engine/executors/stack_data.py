@@ -51,7 +51,7 @@ class PhaseData:
     """What all clients train on in a phase, and in which order: one copy to the device, so that a step waits for none.
 
     Args:
-        walks: K clients, those with most steps first.
+        progresses: K clients, those with most steps first.
 
     Attributes:
         tensors: all that a batch is made of: "x" and "y" of all samples; "rows" (S, K, 2, B), those of each client's
@@ -63,8 +63,8 @@ class PhaseData:
         NotVectorizable: the clients' samples differ in shape or preparation.
     """
 
-    def __init__(self, walks: Sequence[ClientProgress], phase: Phase, device: torch.device) -> None:
-        pairs = [phase_data(walk.client, phase) for walk in walks]
+    def __init__(self, progresses: Sequence[ClientProgress], phase: Phase, device: torch.device) -> None:
+        pairs = [phase_data(progress.client, phase) for progress in progresses]
         held = {id(samples): samples for samples, _ in pairs if len(samples)}
         kinds = {(samples.x.shape[1:], samples.x.dtype) for samples in held.values()}
         self.prepare = pairs[0][1]
@@ -76,34 +76,36 @@ class PhaseData:
         self._begins = torch.tensor([begins.get(id(samples), 0) for samples, _ in pairs]).unsqueeze(1)
         self._device = device
         self.counts = [len(samples) for samples, _ in pairs]
-        self.width = max(size for walk in walks for size in walk.sizes)
-        self.augment = augmentation(walks[0].client.training.augmentation)
+        self.width = max(size for progress in progresses for size in progress.sizes)
+        self.augment = augmentation(progresses[0].client.training.augmentation)
         self.tensors: Tensors = {
             "x": torch.cat([samples.x.to(device) for samples in there]),
             "y": torch.cat([samples.y.to(device) for samples in there]),
         }
-        by_class = [weights for walk in walks if (weights := class_weights(walk.client, phase)) is not None]
+        by_class = [
+            weights for progress in progresses if (weights := class_weights(progress.client, phase)) is not None
+        ]
         if by_class:
             self.tensors["by class"] = torch.stack(by_class).to(device)
-        self._plan(walks)
+        self._plan(progresses)
 
-    def _plan(self, walks: Sequence[ClientProgress]) -> None:
-        steps = len(walks[0].sizes)
-        sizes = torch.tensor([[*walk.sizes, *[0] * (steps - len(walk.sizes))] for walk in walks])
+    def _plan(self, progresses: Sequence[ClientProgress]) -> None:
+        steps = len(progresses[0].sizes)
+        sizes = torch.tensor([[*progress.sizes, *[0] * (steps - len(progress.sizes))] for progress in progresses])
         before = (sizes.flatten().cumsum(0) - sizes.flatten()).view_as(sizes)
         sizes, before = (numbers.T.unsqueeze(2) for numbers in (sizes, before))  # (S, K, 1)
         # a batch is filled up with its last row; where there is none stands row 0
         places = torch.where(sizes > 0, 1 + before + torch.arange(self.width).minimum(sizes - 1), 0)
-        rows = torch.cat([torch.tensor([0]), *(batch for walk in walks for batch in walk.batches)])[places]
+        rows = torch.cat([torch.tensor([0]), *(batch for progress in progresses for batch in progress.batches)])[places]
         self.tensors["rows"], self.tensors["weights"] = self._uploaded(rows, self._begins, sizes)
         self.tensors["labels"] = self.tensors["y"][self.tensors["rows"][..., 1, :]]
         if self.augment is None:
             return
         drawn = self.augment.draw(0, torch.Generator())
-        whole = drawn.new_zeros(steps, len(walks), self.width, *drawn.shape[1:])
-        for place, walk in enumerate(walks):
-            for step, size in enumerate(walk.sizes):
-                whole[step, place, :size] = self.augment.draw(size, walk.noise)
+        whole = drawn.new_zeros(steps, len(progresses), self.width, *drawn.shape[1:])
+        for place, progress in enumerate(progresses):
+            for step, size in enumerate(progress.sizes):
+                whole[step, place, :size] = self.augment.draw(size, progress.noise)
         self.tensors["drawn"] = whole.to(self._device)
 
     def _uploaded(self, rows: Tensor, begins: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,15 +29,15 @@ _ELSEWHERE = 1e-2  # where products may be taken in reduced precision
 class Trial:
     """A step of a pair of clients of a phase; twice the same one, where it is alone.
 
-    places: in the phase. walks: theirs. tensors: copies of theirs, (2, ...) by name; those that train take a gradient.
-    chosen: the rows of the batch that each has in this step. static, inputs: their contexts, in the phase and in this
-    step alone.
+    places: in the phase. progresses: theirs. tensors: copies of theirs, (2, ...) by name; those that train take a
+    gradient. chosen: the rows of the batch that each has in this step. static, inputs: their contexts, in the phase
+    and in this step alone.
     """
 
     loss: StackedLoss
     data: PhaseData
     places: Sequence[int]
-    walks: Sequence[ClientProgress]
+    progresses: Sequence[ClientProgress]
     tensors: Tensors
     chosen: Sequence[Tensor]
     static: StackedContext
@@ -48,7 +48,7 @@ class Trial:
         self._can_fill = not has_batchnorm(self.loss.network)
         if self._can_fill:  # few enough rows for others to be added with weight 0
             most = max(self.data.counts[place] for place in self.places)
-            count = max(1, min(count, self.walks[0].client.training.batch_size // 2, most // 2))
+            count = max(1, min(count, self.progresses[0].client.training.batch_size // 2, most // 2))
         self._count = count
         self.chosen = [rows[:count] for rows in self.chosen]
 
@@ -79,11 +79,11 @@ class Trial:
         network, tensors = self.loss.network, self.tensors
         found = []
         before = drawn_of_others()
-        for row, (place, walk) in enumerate(zip(self.places, self.walks, strict=True)):
+        for row, (place, progress) in enumerate(zip(self.places, self.progresses, strict=True)):
             load_state(network, {name: t[row].detach() for name, t in tensors.items()})
             stacked, _ = self.data.trial_batch([place], [self.chosen[row]], self._count)
             batch = Batch(*(t[0] for t in stacked if t is not None))
-            step = self.loss.method.gradients(network, batch, {**walk.client.context, **self.inputs[row]})
+            step = self.loss.method.gradients(network, batch, {**progress.client.context, **self.inputs[row]})
             left = own_tensors(network).items()
             found.append((step, {name: t.clone() for name, t in left if not tensors[name].requires_grad}))
         if drawn_of_others() != before:

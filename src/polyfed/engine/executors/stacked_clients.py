@@ -79,7 +79,7 @@ class StackedClients:
         self.rows, self.known, self.label = rows, known, label
         self.loss = StackedLoss(method, template)
         self.device = next(iter(rows.values())).device
-        self.walks = [ClientProgress(client, place) for place, client in enumerate(clients)]
+        self.progresses = [ClientProgress(client, place) for place, client in enumerate(clients)]
         self.linear = {f"{name}.weight" for name, each in template.named_modules() if isinstance(each, nn.Linear)}
         self.draws = type(method).step_inputs is not Method.step_inputs
         if self.draws and label not in known.outlines:
@@ -95,20 +95,20 @@ class StackedClients:
         """
         template = self.loss.network
         template.train()
-        static = StackedContext([loss_context(walk.client, phases) for walk in self.walks])
+        static = StackedContext([loss_context(progress.client, phases) for progress in self.progresses])
         for number, phase in enumerate(phases):
-            for walk in self.walks:
-                walk.client.phase = phase.name
+            for progress in self.progresses:
+                progress.client.phase = phase.name
             with train_only(template, phase):
                 names, _ = trainable_parameters(template)
                 if not names:
                     continue
-                for walk in self.walks:
-                    walk.start(phase)
-                if any(walk.sizes for walk in self.walks):
+                for progress in self.progresses:
+                    progress.start(phase)
+                if any(progress.sizes for progress in self.progresses):
                     StackedPhase(self, number, phase, names, static).train()
-        for walk in self.walks:
-            walk.client.phase = ""
+        for progress in self.progresses:
+            progress.client.phase = ""
         return self._results()
 
     def _results(self) -> list[TrainingResult]:
@@ -116,21 +116,27 @@ class StackedClients:
         weights = torch.stack([t.sum(dim=1).float() for t in floats]).sum(dim=0)  # NaN where any entry is not finite
         # asked for together, as that stops a GPU
         values = torch.cat([*(losses.flatten() for _, losses, _ in self.losses), weights]).cpu()
-        totals = torch.zeros(len(self.walks), dtype=torch.float64)
-        for walks, losses, sizes in self.losses:
+        totals = torch.zeros(len(self.progresses), dtype=torch.float64)
+        for progresses, losses, sizes in self.losses:
             found = values[: losses.numel()].view_as(losses)
             values = values[losses.numel() :]
             each = torch.where(sizes > 0, found.double() * sizes, 0.0).sum(dim=0)
-            totals += torch.empty_like(each).index_copy_(0, torch.tensor([walk.place for walk in walks]), each)
+            totals += torch.empty_like(each).index_copy_(
+                0, torch.tensor([progress.place for progress in progresses]), each
+            )
         return [
             TrainingResult(
-                walk.steps,
-                walk.samples,
-                total / max(walk.samples, 1),
-                *split_sums({name: sums[walk.place] for name, sums in self.sums.items() if name in walk.summed}),
+                progress.steps,
+                progress.samples,
+                total / max(progress.samples, 1),
+                *split_sums(
+                    {name: sums[progress.place] for name, sums in self.sums.items() if name in progress.summed}
+                ),
                 is_finite,
             )
-            for walk, total, is_finite in zip(self.walks, totals.tolist(), values.isfinite().tolist(), strict=True)
+            for progress, total, is_finite in zip(
+                self.progresses, totals.tolist(), values.isfinite().tolist(), strict=True
+            )
         ]
 
 
@@ -145,16 +151,16 @@ class StackedPhase:
         self, stack: StackedClients, number: int, phase: Phase, names: Sequence[str], static: StackedContext
     ) -> None:
         self._stack, self._loss, self._number = stack, stack.loss, number
-        self._walks = sorted(stack.walks, key=lambda walk: -len(walk.sizes))
-        self._order = index_of(tuple(walk.place for walk in self._walks), stack.device)
-        self._data = PhaseData(self._walks, phase, stack.device)
+        self._progresses = sorted(stack.progresses, key=lambda progress: -len(progress.sizes))
+        self._order = index_of(tuple(progress.place for progress in self._progresses), stack.device)
+        self._data = PhaseData(self._progresses, phase, stack.device)
         tensors = {name: t[self._order] for name, t in stack.rows.items()}
         # linear layers' weights are laid as their gradients come out of the vectorized product
         tensors |= {name: t.mT.contiguous().mT for name, t in tensors.items() if name in stack.linear}
         static = static.some(lambda t: t[self._order])
         values: dict[tuple[str, Any], Tensor] = {("tensor", name): t for name, t in tensors.items()}
         values |= {("mask", name): t for name, t in self._masks(phase.mask, names).items()}
-        client = self._walks[0].client
+        client = self._progresses[0].client
         rate = client.training.lr_at(client.round, phase.lr)
         recordings = stack.known.recordings
         if recordings.worthwhile(stack.label, self._loss.network):
@@ -163,7 +169,7 @@ class StackedPhase:
                 values |= {("context", place): t.clone() for place, t in enumerate(static.tensors)}
             else:
                 recordings.refused[stack.label] = "its samples stay in main memory"
-        steps = len(values.get(("data", "rows"), self._walks[0].sizes))
+        steps = len(values.get(("data", "rows"), self._progresses[0].sizes))
         self._is_recorded = ("data", "rows") in values
         self._state = StackState(values, names, client.training, rate, steps, self._is_recorded)
         if self._is_recorded:
@@ -177,10 +183,10 @@ class StackedPhase:
 
     def train(self) -> None:
         """Take all steps; everybody's tensors then lie in the stack's rows."""
-        walks = self._walks
-        steps = len(walks[0].sizes)
-        sizes = torch.tensor([[*walk.sizes, *[0] * (steps - len(walk.sizes))] for walk in walks]).T
-        going = len(walks)
+        progresses = self._progresses
+        steps = len(progresses[0].sizes)
+        sizes = torch.tensor([[*progress.sizes, *[0] * (steps - len(progress.sizes))] for progress in progresses]).T
+        going = len(progresses)
         for step, count in enumerate((sizes > 0).sum(dim=1).tolist()):
             if count < going:
                 self._finish(range(count, going))
@@ -190,16 +196,16 @@ class StackedPhase:
             if len(groups) > 1 or not self._replayed(step, going, inputs):
                 self._launched(step, groups, inputs)
         self._finish(range(going))
-        for walk in walks:
-            walk.steps += len(walk.sizes)
-            walk.samples += sum(walk.sizes)
-        self._stack.losses.append((walks, self._state.losses[:steps], sizes))
+        for progress in progresses:
+            progress.steps += len(progress.sizes)
+            progress.samples += sum(progress.sizes)
+        self._stack.losses.append((progresses, self._state.losses[:steps], sizes))
 
     def _masks(self, group: str | None, names: Sequence[str]) -> Tensors:
         """Everybody's masks of the parameters `names`, (K, ...); a client without a mask moves all of its tensor."""
         if group is None:
             return {}
-        each = [get_group(walk.client.context, group) for walk in self._walks]
+        each = [get_group(progress.client.context, group) for progress in self._progresses]
         whole = torch.tensor(True)
         found = {}
         for name in names:
@@ -227,15 +233,15 @@ class StackedPhase:
         if not stack.draws:
             return ()
         found = []
-        for walk in self._walks[:going]:
-            client = copy.copy(walk.client)
+        for progress in self._progresses[:going]:
+            client = copy.copy(progress.client)
             client.bound = stack.known.outlines[stack.label]
-            found.append(self._loss.method.step_inputs(client, walk.steps + step, walk.draws))
+            found.append(self._loss.method.step_inputs(client, progress.steps + step, progress.draws))
         return move_mappings(found, stack.device)
 
     def _together(self, step: int, going: int, inputs: Sequence[Context]) -> list[list[int]]:
         """The places of those whose steps are taken as one."""
-        sizes = tuple(walk.sizes[step] for walk in self._walks[:going])
+        sizes = tuple(progress.sizes[step] for progress in self._progresses[:going])
         if not inputs and sizes in self._groups:
             return self._groups[sizes]
         groups: dict[Hashable, list[int]] = {}
@@ -251,22 +257,22 @@ class StackedPhase:
 
     def _try(self, step: int, place: int, kinds: Sequence[Hashable], inputs: Sequence[Context]) -> bool:
         """Whether rows of weight 0 change nothing in steps of a client's kind, once it is known that they vectorize."""
-        walk = self._walks[place]
-        outlines = [structure(each, exact=False) for each in (walk.client.context, inputs[place] if inputs else {})]
+        progress = self._progresses[place]
+        outlines = [structure(each, exact=False) for each in (progress.client.context, inputs[place] if inputs else {})]
         key = (self._stack.label, self._number, *outlines)
         known = self._stack.known.fills
         if key not in known:
             others = [other for other, kind in enumerate(kinds) if kind == kinds[place] and other != place]
             pair = sorted([place, max(others, key=self._data.counts.__getitem__, default=place)])
             index = index_of(tuple(pair), self._stack.device)
-            tensors = self._state.first(len(self._walks)).tensors
+            tensors = self._state.first(len(self._progresses)).tensors
             known[key] = Trial(
                 self._loss,
                 self._data,
                 pair,
-                [self._walks[each] for each in pair],
+                [self._progresses[each] for each in pair],
                 {n: t.detach()[index].requires_grad_(t.requires_grad) for n, t in tensors.items()},
-                [self._walks[each].batches[step] for each in pair],
+                [self._progresses[each].batches[step] for each in pair],
                 self._static.some(lambda t: t[index]),
                 [inputs[each] if inputs else {} for each in pair],
             ).fills()
@@ -277,7 +283,7 @@ class StackedPhase:
         found = []
         for places in groups:
             moving = StackedContext([inputs[place] for place in places]) if inputs else _NOTHING
-            width = max(self._walks[place].sizes[step] for place in places)
+            width = max(self._progresses[place].sizes[step] for place in places)
             found.append(self._gradients(going, places, step, width, moving))
         grads = found[0].grads
         if len(found) > 1:
@@ -291,7 +297,7 @@ class StackedPhase:
             self._state.add(places, step, each.losses, each.sums)
             if each.sums:
                 for place in places:
-                    self._walks[place].summed.update(each.sums)
+                    self._progresses[place].summed.update(each.sums)
 
     def _gradients(
         self, going: int, places: Sequence[int], step: int | Tensor, width: int, moving: StackedContext
@@ -320,11 +326,11 @@ class StackedPhase:
         recordings = stack.known.recordings
         if not self._is_recorded or stack.label in recordings.refused:
             return False
-        count = len(self._walks)
+        count = len(self._progresses)
         while count >= 2 * going:
             count //= 2
         kind = structure(inputs[0]) if inputs else ()
-        width = self._data.width if self._fills[kind] else self._walks[0].sizes[step]
+        width = self._data.width if self._fills[kind] else self._progresses[0].sizes[step]
         moving = StackedContext([*inputs, *[inputs[-1]] * (count - going)]) if inputs else _NOTHING
         prepare = self._data.prepare
         networks = [*self._static.networks, *moving.networks]
@@ -340,8 +346,8 @@ class StackedPhase:
         keeps = (self._loss, self._static, networks, prepare)
         sums = recordings.replay(stack.label, state, key, step, moving, taken, keeps)
         if sums:
-            for walk in self._walks[:going]:
-                walk.summed |= sums
+            for progress in self._progresses[:going]:
+                progress.summed |= sums
         return sums is not None
 
 

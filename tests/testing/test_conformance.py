@@ -992,6 +992,15 @@ def test_what_the_kit_asks_on_the_way_leaves_its_plain_run_as_it_is() -> None:
     assert not testing.violations(methods.Local(), asked, models=[build], reference_loss=cross_entropy)
 
 
+def test_what_is_asked_after_the_plain_run_is_no_part_of_it() -> None:
+    kit = testing.ConformanceKit(method=methods.FedGH())
+    federation = kit.observed.federation
+    assert federation is not None
+    before = {client: len(sent) for client, sent in kit.observed.sent.items()}
+    federation.method.broadcast(federation.server, 0)
+    assert {client: len(sent) for client, sent in kit.observed.sent.items()} == before
+
+
 def test_a_hyperparameter_said_to_be_inert_must_be() -> None:
     found = testing.violations(methods.FedAvg(), ["hyperparameters_matter"], no_effect={"weighting": "no reason"})
     assert "has `no_effect` (no reason)" in found["hyperparameters_matter"]

@@ -97,15 +97,19 @@ class Observation:
         self._architectures: set[str] = set()  # those whose loss has been called under torch.func
         self._client: Client | None = None
         self._step = 0
+        self._is_running = False  # properties ask the method again afterwards, which is not watched
 
     def run(self) -> None:
         """Run, and note what is seen."""
         before = repr(vars(self.method))
         try:
+            self._is_running = True
             self.federation = self.clients.federation(Spy(self.method, self._every), SHORT, loggers=[self])
             self.federation.run()
         except PolyfedError as error:
             self.error = error
+        finally:
+            self._is_running = False
         if repr(vars(self.method)) != before:
             self._note("state", "the method object has changed; whatever outlives a call belongs into explicit state")
 
@@ -113,6 +117,8 @@ class Observation:
         self.offenses[kind, text] = None
 
     def _every(self, hook: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        if not self._is_running:
+            return call(*arguments)
         given = [(where, t, t.detach().clone()) for one in arguments for where, t in tensors(one)]
         if hook in ("gradients", "loss", "predict"):
             weights = arguments[0].named_parameters()

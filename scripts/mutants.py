@@ -90,13 +90,10 @@ EQUIVALENT: dict[str, tuple[str, ...]] = {
         "kernels.py MeanKernelFactor.add: 1 -> 2",
     ),
     "the default, or the type that follows from the rest": (
-        "class_prototypes.py most_similar: F.normalize",
         "kernels.py MeanKernelFactor.__init__: torch.zeros",
         "masks.py pack_bits: torch.arange",
         "masks.py unpack_bits: torch.arange",
         "membership_scores.py roc: True -> False",
-        "server_prototypes.py orthogonality: F.normalize",
-        "server_prototypes.py spread: F.normalize",
     ),
     "only a GPU shows it": (
         "local_training.py _batches: if there.x.is_cpu",

@@ -7,19 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 from polyfed.functional.class_prototypes import (
-    align,
     batch_class_sums,
     class_means,
-    header_sgd_step,
+    distances,
     merge,
-    most_similar,
-    nearest_prototype_scores,
+    nearest_distances,
     prototype_distance,
     soft_cross_entropy,
-    soft_header_sgd_step,
     to_dense,
 )
 
@@ -47,13 +43,6 @@ def numpy_distance(z: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return ((z - t) ** 2).mean(1), 2 * (z - t) / z.shape[1]
 
 
-def numpy_angle(z: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    lengths = np.linalg.norm(z, axis=1, keepdims=True)
-    unit = t / np.maximum(np.linalg.norm(t, axis=1, keepdims=True), 1e-12)
-    cosine = (z * unit).sum(1, keepdims=True) / lengths
-    return 1 - cosine[:, 0], (cosine * z / lengths - unit) / lengths
-
-
 def numpy_cross_entropy(z: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
     return -(t * np.log(p)).sum(1), p - t
@@ -61,7 +50,7 @@ def numpy_cross_entropy(z: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.nd
 
 @pytest.mark.parametrize(
     ("loss", "by_hand"),
-    [(prototype_distance, numpy_distance), (align, numpy_angle), (soft_cross_entropy, numpy_cross_entropy)],
+    [(prototype_distance, numpy_distance), (soft_cross_entropy, numpy_cross_entropy)],
 )
 def test_losses_towards_known_rows_against_numpy_and_their_gradients(loss: Any, by_hand: Any) -> None:
     """Targets are rows that sum to 1, as soft cross entropy has them."""
@@ -80,30 +69,14 @@ def test_losses_towards_known_rows_against_numpy_and_their_gradients(loss: Any, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_scores_are_as_precise_as_representations_and_rule_out_who_has_no_row(dtype: torch.dtype) -> None:
-    z, rows, labels = draw(40, 3).to(dtype) + 100, draw(2, 3, seed=1).to(dtype) + 100, torch.tensor([3, 1])
-    near, turned = nearest_prototype_scores(z, rows, labels, 4), most_similar(z, rows, labels, 4)
-    a, b = z.double().numpy(), rows.double().numpy()
-    gaps = np.linalg.norm(a[:, None] - b[None], axis=2)
-    cosines = a @ b.T / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)
-    for found, expected in ((near, -gaps), (turned, cosines)):
-        assert found.dtype == dtype
-        assert found[:, [0, 2]].eq(-torch.inf).all()
-        np.testing.assert_allclose(found[:, labels].numpy(), expected, rtol=1e-5 if dtype == torch.float32 else 1e-12)
-
-
-def test_a_step_to_soft_labels_is_that_of_autograd() -> None:
-    theta, bias = draw(4, 5, seed=1), draw(4, seed=2)
-    z, q = draw(3, 5, seed=3), torch.softmax(draw(3, 4, seed=4), 1)
-    w, b = theta.clone().requires_grad_(), bias.clone().requires_grad_()
-    F.cross_entropy(z @ w.T + b, q, reduction="sum").backward()
-    found = soft_header_sgd_step(theta, bias, z, q, 0.3)
-    assert w.grad is not None
-    assert b.grad is not None
-    torch.testing.assert_close(found[0], theta - 0.3 * w.grad)
-    torch.testing.assert_close(found[1], bias - 0.3 * b.grad)
-    assert torch.equal(theta, draw(4, 5, seed=1))
-    assert all(map(torch.equal, soft_header_sgd_step(theta, bias, z, q, 0.0), (theta, bias)))
+def test_distances_far_from_zero_are_as_precise_as_the_rows(dtype: torch.dtype) -> None:
+    z, rows = draw(40, 3).to(dtype) + 100, draw(4, 3, seed=1).to(dtype) + 100
+    gaps = np.linalg.norm(z.double().numpy()[:, None] - rows.double().numpy()[None], axis=2)
+    assert distances(z, rows).dtype == dtype
+    np.testing.assert_allclose(distances(z, rows).numpy(), gaps, rtol=1e-5 if dtype == torch.float32 else 1e-12)
+    among = np.linalg.norm(rows.numpy()[:, None] - rows.numpy()[None], axis=2) + np.diag([np.inf] * 4)
+    np.testing.assert_allclose(nearest_distances(rows).numpy(), among.min(1), rtol=1e-5)
+    assert nearest_distances(torch.ones(2, 3)).tolist() == [0, 0]
 
 
 def data(n=100, d=6, classes=5, seed=0):
@@ -139,32 +112,6 @@ def test_bad_calls():
         class_means(z[:2], torch.tensor([-1, 1]), 3)
     with pytest.raises(ValueError, match=r"\[0, 3\), got 0 to 3"):
         class_means(z[:2], torch.tensor([0, 3]), 3)
-
-
-def header(c=4, d=6, m=7, seed=1, dtype=torch.float64):
-    g = torch.Generator().manual_seed(seed)
-    weight, bias, z = (torch.randn(*s, generator=g, dtype=dtype) for s in ((c, d), (c,), (m, d)))
-    return weight, bias, z, torch.randint(0, c, (m,), generator=g), torch.rand(m, generator=g, dtype=dtype)
-
-
-@pytest.mark.parametrize("clip", [None, 0, 0.05, 50])
-@pytest.mark.parametrize("m", [1, 7])
-def test_step_against_autograd(m, clip):
-    weight, bias, z, y, w = header(m=m)
-    new_weight, new_bias = header_sgd_step(weight, bias, z, y, w, 0.3, clip)
-    params = [weight.clone().requires_grad_(), bias.clone().requires_grad_()]
-    ((w * F.cross_entropy(z @ params[0].T + params[1], y, reduction="none")).sum() / w.sum()).backward()
-    if clip:
-        torch.nn.utils.clip_grad_norm_(params, clip)
-    torch.testing.assert_close(new_weight, weight - 0.3 * params[0].grad, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(new_bias, bias - 0.3 * params[1].grad, rtol=1e-5, atol=1e-7)
-
-
-def test_pairs_without_weight_move_nothing():
-    weight, bias, z, y, w = header()
-    step = header_sgd_step(weight, bias, z, y, w, 0.3, 0)
-    torch.testing.assert_close(header_sgd_step(weight, bias, z, y, 9 * w, 0.3, 0), step)
-    assert torch.equal(header_sgd_step(weight, bias, z, y, 0 * w, 0.3, 0)[0], weight)
 
 
 def test_sums_of_a_batch() -> None:

@@ -7,24 +7,25 @@ import pytest
 import torch
 
 from polyfed.core.randomness import generator
-from polyfed.functional.class_prototypes import header_sgd_step
 from polyfed.methods import FedGH, fedgh
+from polyfed.methods.fedgh import header_sgd_step
 from tests.helpers import few_classes
 from tests.helpers.toys import clients, moved, rounds
 
 MIXED = ["shallow", "deep", "wide"]  # different extractors, one feature width
 
 
-def header(state):
-    return state["header"]
-
-
-def stepped(header, batches, lr, clip=50.0):
-    """Steps on the mean cross entropy of each batch; one step is in tests/functional/test_class_prototypes.py."""
-    theta, bias = header["weight"].double(), header["bias"].double()
+def stepped(header, batches, lr, clip):
+    """Steps of SGD, by autograd, on the mean cross entropy of each batch."""
+    params = [header[name].double().requires_grad_() for name in ("weight", "bias")]
+    optimizer = torch.optim.SGD(params, lr)
     for vectors, labels in batches:
-        theta, bias = header_sgd_step(theta, bias, vectors, labels, torch.ones(len(labels)).double(), lr, clip)
-    return {"weight": theta.float(), "bias": bias.float()}
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(vectors @ params[0].T + params[1], labels).backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(params, clip)
+        optimizer.step()
+    return {"weight": params[0].detach().float(), "bias": params[1].detach().float()}
 
 
 def pairs_of(round):
@@ -60,10 +61,24 @@ def test_the_headers_steps(mode, epochs, lr, clip, monkeypatch):
     members = clients([*MIXED, "deep", "shallow"], sizes=[12, 9, 15, 3, 8])
     history = rounds(method, members, rounds=3, client_fraction=0.8)
     for number, round in enumerate(history, 1):
-        before, after = header(round.before), header(round.after)
+        before, after = round.before["header"], round.after["header"]
         batches = batches_of(mode, pairs_of(round), epochs, number)
         assert moved(stepped(before, batches, lr, clip), after) < (2e-5 if epochs == 100 else 2e-6)
         assert moved(before, after) > 1e-3, "the header must really change (8.13)"
+
+
+def test_weights_of_a_step_are_relative():
+    draws = torch.Generator().manual_seed(1)
+    theta, bias, z, w = (torch.rand(shape, generator=draws).double() for shape in ((4, 6), (4,), (7, 6), (7,)))
+    y = torch.tensor([0, 3, 1, 1, 2, 0, 2])
+    found = header_sgd_step(theta, bias, z, y, w, 0.3, 0.0)
+    params = [theta.clone().requires_grad_(), bias.clone().requires_grad_()]
+    losses = torch.nn.functional.cross_entropy(z @ params[0].T + params[1], y, reduction="none")
+    slopes = torch.autograd.grad((w * losses).sum() / w.sum(), params)
+    for new, before, slope in zip(found, (theta, bias), slopes, strict=True):
+        torch.testing.assert_close(new, before - 0.3 * slope)
+    torch.testing.assert_close(header_sgd_step(theta, bias, z, y, 9 * w, 0.3, 0.0), found)
+    assert torch.equal(header_sgd_step(theta, bias, z, y, 0 * w, 0.3, 0.0)[0], theta)  # no weight: nothing moves
 
 
 def test_lars_are_taken_after_training_in_eval_mode():

@@ -8,7 +8,6 @@ import torch
 
 from polyfed.core.client import Client
 from polyfed.core.randomness import generator
-from polyfed.functional.class_prototypes import soft_header_sgd_step
 from polyfed.methods import FedRE, fedre
 from tests.helpers.few_classes import class_means, members
 from tests.helpers.toys import CLASSES, Round, moved, rounds
@@ -30,14 +29,18 @@ def sound(people: list[Client], round: Round, number: int) -> bool:
 
 
 def stepped(round: Round, number: int, method: FedRE) -> dict[str, torch.Tensor]:
-    """The header after the round's steps; one step is in tests/functional/test_class_prototypes.py."""
-    theta, bias = (round.before["header"][name] for name in ("weight", "bias"))
+    """The header after the round's steps, by autograd."""
+    params = [round.before["header"][name].clone().requires_grad_() for name in ("weight", "bias")]
+    optimizer = torch.optim.SGD(params, method.header_lr)
     z, q = (torch.stack([round.up[i][name] for i in sorted(round.up)]) for name in ("representation", "encoding"))
     draws = generator(0, "server header", number)
     for _ in range(method.header_epochs):
         for rows in torch.randperm(len(z), generator=draws).split(fedre.HEADER_BATCH):
-            theta, bias = soft_header_sgd_step(theta, bias, z[rows], q[rows], method.header_lr)
-    return {"weight": theta, "bias": bias}
+            optimizer.zero_grad()
+            scores = z[rows] @ params[0].T + params[1]
+            torch.nn.functional.cross_entropy(scores, q[rows], reduction="sum").backward()
+            optimizer.step()
+    return {"weight": params[0].detach(), "bias": params[1].detach()}
 
 
 def test_uploads_are_mixtures_drawn_anew_in_every_round() -> None:

@@ -7,9 +7,10 @@ import functools
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from polyfed.functional.server_prototypes import mean_nearest_distance
 from polyfed.methods import FedSA
+from polyfed.methods.fedsa import draw_anchors, margin_contrastive_loss
 from tests.helpers import few_classes
 from tests.helpers.few_classes import SOME, mean_rows
 from tests.helpers.toys import CLASSES, NETS, federation, model_with, rounds, worker
@@ -18,12 +19,18 @@ QUICK = FedSA(anchor_weight=0.7, contrast=0.4, calibration=0.3, momentum=0.8)
 members = functools.partial(few_classes.members, architectures=few_classes.WITHOUT_NORM)
 
 
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 def test_a_client_keeps_the_gap_of_its_means_after_training() -> None:
     people = members()
     (round,) = rounds(QUICK, people, rounds=1)
     for i, client in enumerate(people):
         if len(SOME[i]) > 1:
-            gap = float(mean_nearest_distance(mean_rows(client, round.trained[i])))
+            means = mean_rows(client, round.trained[i]).double().numpy()
+            apart = np.linalg.norm(means[:, None] - means[None], axis=2)
+            gap = np.mean(np.where(np.eye(len(means)), np.inf, apart).min(1))
             assert float(round.states[i]["gap"]) == pytest.approx(gap, rel=1e-5)
         else:
             assert "gap" not in round.states[i]
@@ -64,3 +71,40 @@ def test_the_head_is_taught_classes_that_a_client_never_had() -> None:
         heads[calibration] = model.head(last.before["anchors"]).argmax(1).tolist()
     assert heads[1.0] == [0, 1, 2]
     assert 2 not in heads[0.0]
+
+
+def test_anchors_are_those_of_the_layers() -> None:
+    """Biases are drawn, too, by PyTorch's layers; normalization takes them out."""
+    draws = torch.Generator().manual_seed(3)
+    classes = torch.randn(5, 8, generator=draws)
+    layers: list[nn.Module] = []
+    for _ in range(2):
+        linear = nn.Linear(8, 8)
+        linear.weight.data.uniform_(-(8**-0.5), 8**-0.5, generator=draws)
+        layers += [linear, nn.BatchNorm1d(8), nn.ReLU()]
+    expected = nn.Sequential(*layers).train()(classes).detach()
+    found = draw_anchors(5, 8, torch.Generator().manual_seed(3))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.equal(found, draw_anchors(5, 8, torch.Generator().manual_seed(4)))
+
+
+def test_the_contrast_against_numpy() -> None:
+    z, anchors, y = draw(6, 3), draw(4, 3, seed=1), torch.tensor([0, 3, 1, 1, 2, 0])
+    w = torch.tensor([1.0, 2.0, 0.5, 1.0, 0.0, 1.0])
+    found = margin_contrastive_loss(z, y, w, anchors, torch.tensor(0.7))
+    d = np.linalg.norm(z.double().numpy()[:, None] - anchors.double().numpy(), axis=2)
+    d[np.arange(6), y.numpy()] += 0.7
+    losses = d[np.arange(6), y.numpy()] + np.log(np.exp(-d).sum(1))
+    assert float(found) == pytest.approx((losses * w.numpy()).sum() / w.numpy().sum(), rel=1e-6)
+
+
+def test_gradients_are_finite_at_an_anchor_and_under_vmap() -> None:
+    anchors, y = draw(3, 4), torch.tensor([0, 2])
+
+    def loss(z: torch.Tensor) -> torch.Tensor:
+        return margin_contrastive_loss(z, y, torch.ones(2), anchors, torch.tensor(1.0))
+
+    at = torch.stack([anchors[y], anchors[y] + 0.5])
+    found = torch.func.vmap(torch.func.grad(loss))(at)
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(found[1], torch.func.grad(loss)(at[1]))

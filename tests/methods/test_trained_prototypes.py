@@ -1,47 +1,33 @@
-"""FedTGP and FedORGP: prototypes that the server trains, and the class that they predict, by hand."""
+"""FedTGP and FedORGP: the server's losses in NumPy, and the network behind the prototypes against autograd."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from polyfed.core.randomness import generator
-from polyfed.functional import server_prototypes
 from polyfed.methods import FedORGP, FedTGP
+from polyfed.methods.building_blocks import prototype_network
+from polyfed.methods.fedorgp import orthogonality
+from polyfed.methods.fedtgp import adaptive_margin, margin_loss
 from tests.helpers.few_classes import members
-from tests.helpers.toys import CLASSES, Round, moved, rounds, same
+from tests.helpers.toys import CLASSES, moved, rounds, same
 
 APART = FedTGP(prototype_weight=1.0, server_epochs=4, server_lr=0.1)
 ORTHOGONAL = FedORGP(prototype_weight=0.5, gamma=2.0, server_epochs=3, server_lr=0.1)
 
 
-def margin_loss(round: Round, rows: Tensor, labels: Tensor) -> server_prototypes.Loss:
-    """Of FedTGP, with the margin that the clients' mean means have."""
-    delta = server_prototypes.margin(torch.stack([rows[labels == c].mean(0) for c in range(CLASSES)]), 100.0)
-    assert round.record["server"]["margin"] == pytest.approx(delta, rel=1e-5)
-    return functools.partial(server_prototypes.margin_loss, margin=delta)
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def orthogonality(round: Round, rows: Tensor, labels: Tensor) -> server_prototypes.Loss:
-    """Of FedORGP, written out."""
-
-    def loss(p: Tensor, some: Tensor, y: Tensor) -> Tensor:
-        found = torch.nn.functional.cosine_similarity(some[:, None], p[None], dim=2)
-        own = torch.nn.functional.one_hot(y, CLASSES).bool()
-        return (1 - found[own]).mean() + 2.0 * found[~own].abs().mean()
-
-    return loss
-
-
-@pytest.mark.parametrize(("method", "loss_of"), [(APART, margin_loss), (ORTHOGONAL, orthogonality)])
-def test_the_network_goes_on_from_round_to_round(
-    method: FedTGP | FedORGP, loss_of: Callable[[Round, Tensor, Tensor], server_prototypes.Loss]
-) -> None:
+@pytest.mark.parametrize("method", [APART, ORTHOGONAL])
+def test_the_network_goes_on_from_round_to_round(method: FedTGP | FedORGP) -> None:
     history = rounds(method, members(), rounds=3)
     for number, round in enumerate(history, 1):
         before, after = round.before["network"], round.after["network"]
@@ -49,19 +35,18 @@ def test_the_network_goes_on_from_round_to_round(
         if number > 1:
             assert same(before, history[number - 2].after["network"])
         rows, labels = (torch.cat([round.up[i][name] for i in sorted(round.up)]) for name in ("prototypes", "labels"))
-        expected, value = server_prototypes.train_network(
-            before,
-            rows,
-            labels,
-            loss_of(round, rows, labels),
-            method.server_epochs,
-            4,
-            0.1,
-            generator(0, "server means", number),
+        loss = functools.partial(orthogonality, gamma=2.0)
+        if isinstance(method, FedTGP):
+            means = torch.stack([rows[labels == c].mean(0) for c in range(CLASSES)])
+            loss = functools.partial(margin_loss, margin=adaptive_margin(means, 100.0))
+            assert round.record["server"]["margin"] == pytest.approx(adaptive_margin(means, 100.0), rel=1e-5)
+        draws = generator(0, "server means", number)
+        expected, value = prototype_network.train_network(
+            before, rows, labels, loss, method.server_epochs, 4, 0.1, draws
         )
         assert all(torch.allclose(after[name], t, atol=1e-5) for name, t in expected.items())
         assert round.record["server"]["prototype_loss"] == pytest.approx(value, rel=1e-5)
-        assert torch.equal(round.after["prototypes"], server_prototypes.prototypes(after))
+        assert torch.equal(round.after["prototypes"], prototype_network.outputs(after))
 
 
 def test_a_class_that_nobody_has_sent_has_no_prototype() -> None:
@@ -74,10 +59,63 @@ def test_a_class_that_nobody_has_sent_has_no_prototype() -> None:
     assert late[1].after["labels"].tolist() == [0, 1, 2]
 
 
-def test_the_class_of_the_largest_cosine_is_predicted_where_asked_for() -> None:
-    """Where another prototype is the nearest."""
-    z, p, labels = torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0], [9.0, 9.0]]), torch.tensor([0, 2])
-    assert ORTHOGONAL.prototype_scores(z, p, labels, CLASSES).argmax(1).tolist() == [2]
-    assert APART.prototype_scores(z, p, labels, CLASSES).argmax(1).tolist() == [0]
+def test_the_largest_cosine_predicts_where_another_prototype_is_the_nearest() -> None:
+    z, p = torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0], [9.0, 9.0]])
+    assert ORTHOGONAL.similarity(z, p).argmax(1).tolist() == [1]
+    assert APART.similarity(z, p).argmax(1).tolist() == [0]
+    a, b = draw(6, 3), draw(4, 3, seed=1)
+    expected = a @ b.T / a.norm(dim=1, keepdim=True) / b.norm(dim=1)
+    torch.testing.assert_close(ORTHOGONAL.similarity(a, b), expected)
     last = rounds(dataclasses.replace(ORTHOGONAL, predictor="prototype"), members(test=4))[1]
     assert list(last.record["accuracy_by_predictor"]["received"]) == ["head"]
+
+
+def test_a_step_of_the_fit_is_that_of_autograd() -> None:
+    weights = prototype_network.init_network(3, 5, 4, torch.Generator().manual_seed(0))
+    rows, labels = draw(4, 4), torch.tensor([0, 2, 0, 1], dtype=torch.int32)
+    before = {name: t.clone() for name, t in weights.items()}
+    draws = torch.Generator().manual_seed(1)
+    apart = functools.partial(margin_loss, margin=0.7)
+    new, loss = prototype_network.train_network(weights, rows, labels, apart, 1, 4, 0.5, draws)
+    w = {name: t.clone().requires_grad_() for name, t in before.items()}
+    hidden = (w["embedding"] @ w["hidden.weight"].T + w["hidden.bias"]).relu()
+    value = apart(hidden @ w["output.weight"].T + w["output.bias"], rows, labels.long())
+    assert loss == pytest.approx(float(value.detach()), rel=1e-5)
+    for (name, t), slope in zip(w.items(), torch.autograd.grad(value, list(w.values())), strict=True):
+        assert torch.equal(weights[name], before[name])
+        torch.testing.assert_close(new[name], t.detach() - 0.5 * slope, atol=1e-5, rtol=1e-5)
+
+
+def test_initial_layers_are_uniform_within_one_over_the_root_of_their_inputs() -> None:
+    made = prototype_network.init_network(3, 400, 100, torch.Generator().manual_seed(0))
+    for layer, inputs in (("hidden", 100), ("output", 400)):
+        assert 0.95 * inputs**-0.5 < float(made[f"{layer}.weight"].abs().max()) <= inputs**-0.5
+
+
+def test_the_margin_is_the_largest_gap_to_the_nearest() -> None:
+    centers = draw(4, 3)
+    d = np.linalg.norm(centers.numpy()[:, None] - centers.numpy()[None], axis=2) + np.diag([np.inf] * 4)
+    assert adaptive_margin(centers, 100.0) == pytest.approx(d.min(1).max(), rel=1e-6)
+    assert adaptive_margin(centers, 0.1) == 0.1
+    assert adaptive_margin(centers[:1], 100.0) == 100.0
+
+
+def test_the_margin_loss_keeps_small_distances_of_many_rows_far_from_zero() -> None:
+    """By products of rows, as PyTorch takes distances of more than 25 rows, they would drown in rounding."""
+    rows, prototypes = 1000 + 0.1 * draw(60, 3), 1000 + 0.1 * draw(5, 3, seed=1)
+    labels = torch.arange(60) % 5
+    gaps = np.linalg.norm(rows.double().numpy()[:, None] - prototypes.double().numpy()[None], axis=2)
+    away = np.exp(-gaps - 0.5 * np.eye(5)[labels.numpy()])
+    expected = -np.log(away[np.arange(60), labels.numpy()] / away.sum(1)).mean()
+    assert float(margin_loss(prototypes, rows, labels, 0.5)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 2.0])
+def test_orthogonality_against_numpy_with_cosines_of_both_signs(gamma: float) -> None:
+    p, rows, labels = draw(3, 4), draw(5, 4, seed=1), torch.tensor([0, 2, 1, 1, 0])
+    a, b = (t.double().numpy() for t in (rows, p))
+    cosines = np.array([[x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in b] for x in a])
+    own = np.eye(3)[labels]
+    assert cosines[own == 0].min() < 0 < cosines[own == 0].max()
+    expected = (1 - cosines)[own == 1].mean() + gamma * np.abs(cosines[own == 0]).mean()
+    assert float(orthogonality(p, rows, labels, gamma)) == pytest.approx(expected, rel=1e-6)

@@ -1,4 +1,4 @@
-"""Class means: the rows of several clients merged, losses towards them and their structure, header steps on them.
+"""Class means: the rows of several clients merged, losses towards them, distances between them.
 
 Rows stand beside the labels that they belong to (S of each, S <= C), or in a dense table of all C classes beside a mask
 of those that are known.
@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyfed.functional.centering import widened
-from polyfed.functional.clipping import clip_factors
 from polyfed.functional.losses import weighted_mean
 
 
@@ -69,36 +68,6 @@ def _widest_float(device: torch.device) -> torch.dtype:
     except (TypeError, RuntimeError):
         return torch.float32
     return torch.float64
-
-
-def header_sgd_step(
-    weight_CD: Tensor, bias_C: Tensor, z_MD: Tensor, y_M: Tensor, w_M: Tensor, lr: float, clip: float | None
-) -> tuple[Tensor, Tensor]:
-    """One SGD step of a linear header on the weighted mean cross entropy over M pairs, by its closed form.
-
-    With p_m = softmax(theta z_m + b) and v_m = w_m / sum w:
-    grad theta = sum_m v_m (p_m - onehot(y_m)) z_m^T,  grad b = sum_m v_m (p_m - onehot(y_m)).
-
-    Only the ratios of the weights count, so a weight has no effect on a single pair. If all are 0 nothing moves.
-
-    clip is the largest norm of (grad theta, grad b) taken together; 0 or None: no limit.
-
-    Source: FedGH, eq. 4; Jensen's inequality makes this a lower bound of the loss on all representations.
-    """
-    w_M = w_M.to(weight_CD.dtype)
-    total = w_M.sum()
-    v_M = w_M / torch.where(total > 0, total, torch.ones_like(total))
-    p_MC = torch.log_softmax(z_MD @ weight_CD.T + bias_C, dim=1).exp()
-    onehot_MC = F.one_hot(y_M.long(), len(weight_CD)).to(p_MC.dtype)
-    residual_MC = v_M.unsqueeze(1) * (p_MC - onehot_MC)
-    grad_weight_CD = residual_MC.T @ z_MD
-    grad_bias_C = residual_MC.sum(dim=0)
-    if clip:
-        norm = (grad_weight_CD.square().sum() + grad_bias_C.square().sum()).sqrt()
-        shrink = clip_factors(norm, clip)
-        grad_weight_CD = shrink * grad_weight_CD
-        grad_bias_C = shrink * grad_bias_C
-    return weight_CD - lr * grad_weight_CD, bias_C - lr * grad_bias_C
 
 
 def merge(rows_MD: Tensor, labels_M: Tensor, weights_M: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,22 +135,7 @@ def prototype_distance(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Te
     tensor(6.2500)
     """
     squared_N = F.mse_loss(z_ND, prototypes_CD.detach()[y_N], reduction="none").mean(dim=1)
-    return _mean_of_known(squared_N, known_C[y_N], w_N)
-
-
-def align(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C: Tensor) -> Tensor:
-    """sum_n w_n (1 - cos(z_n, prototype of y_n)) / sum_n w_n; samples of a class without prototype count as 0.
-
-    Arguments as in `prototype_distance`; the cosine with a row of zeros is 0.
-
-    Source: Guo et al. (FedORGP), 2025, eq. 8.
-
-    >>> align(torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]), torch.ones(2),
-    ...       torch.tensor([[5.0, 0.0]]), torch.tensor([True]))
-    tensor(0.5000)
-    """
-    cosine_N = F.cosine_similarity(z_ND, prototypes_CD.detach()[y_N], dim=1)
-    return _mean_of_known(1 - cosine_N, known_C[y_N], w_N)
+    return mean_of_known(squared_N, known_C[y_N], w_N)
 
 
 def soft_cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor, targets_CC: Tensor, known_C: Tensor) -> Tensor:
@@ -198,63 +152,22 @@ def soft_cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor, targets_CC: 
     tensor(0.6931)
     """
     cross_N = -(targets_CC.detach()[y_N] * torch.log_softmax(logits_NC, dim=1)).sum(dim=1)
-    return _mean_of_known(cross_N, known_C[y_N], w_N)
+    return mean_of_known(cross_N, known_C[y_N], w_N)
 
 
-def _mean_of_known(values_N: Tensor, known_N: Tensor, w_N: Tensor) -> Tensor:
+def mean_of_known(values_N: Tensor, known_N: Tensor, w_N: Tensor) -> Tensor:
+    """The weighted mean over the rows, of which those of a class that is not known count as 0."""
     return weighted_mean(torch.where(known_N, values_N, 0.0), w_N)
 
 
-def nearest_prototype_scores(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
-    """Scores (N, C): minus the Euclidean distance to each class's prototype, minus infinity where there is none."""
-    distances_NS = torch.cdist(z_ND, prototypes_SD, compute_mode="donot_use_mm_for_euclid_dist")
-    return _scores_of_known(-distances_NS, labels_S, classes)
+def distances(a_ND: Tensor, b_SD: Tensor) -> Tensor:
+    """Euclidean distances (N, S); not by products of rows, whose rounding would drown small ones."""
+    return torch.cdist(a_ND, b_SD, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def most_similar(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
-    """Scores (N, C): the cosine with each class's prototype, minus infinity where there is none."""
-    cosines_NS = F.normalize(z_ND, dim=1) @ F.normalize(prototypes_SD, dim=1).T
-    return _scores_of_known(cosines_NS, labels_S, classes)
-
-
-def _scores_of_known(scores_NS: Tensor, labels_S: Tensor, classes: int) -> Tensor:
-    scores_NC = scores_NS.new_full((scores_NS.shape[0], classes), -torch.inf)
-    scores_NC[:, labels_S.long()] = scores_NS
-    return scores_NC
-
-
-def entangle(rows_SD: Tensor, labels_S: Tensor, weights_S: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The mixture of the rows, and that of their one-hot labels, by the same weights, which are divided by their sum.
-
-    Args:
-        rows_SD: one row per class. labels_S: these classes, each once. weights_S: positive.
-
-    Returns:
-        The representation (D,), as `rows_SD`, and the label encoding (C,), which sums to 1, where the labels lie.
-
-    Source: Yao et al. (FedRE), CVPR 2026, the entangled representation and the entangled-label encoding.
-
-    >>> entangle(torch.tensor([[4.0, 0.0], [0.0, 8.0]]), torch.tensor([2, 0]), torch.tensor([1.0, 3.0]), classes=3)
-    (tensor([1., 6.]), tensor([0.7500, 0.0000, 0.2500]))
-    """
-    shares_S = (weights_S / weights_S.sum()).to(rows_SD.dtype)
-    encoding_C = shares_S.new_zeros(classes)
-    encoding_C[labels_S.long()] = shares_S
-    return shares_S.to(rows_SD.device) @ rows_SD, encoding_C
-
-
-def soft_header_sgd_step(
-    weight_CD: Tensor, bias_C: Tensor, z_MD: Tensor, encodings_MC: Tensor, lr: float
-) -> tuple[Tensor, Tensor]:
-    """One SGD step of a linear header on the cross entropy to label encodings, summed over M mixtures, in closed form.
-
-    With p_m = softmax(theta z_m + b) and q_m the encoding:
-    grad theta = sum_m (p_m - q_m) z_m^T,  grad b = sum_m (p_m - q_m).
-
-    Source: FedRE, the loss of the global classifier.
-    """
-    residual_MC = torch.softmax(z_MD @ weight_CD.T + bias_C, dim=1) - encodings_MC
-    return weight_CD - lr * residual_MC.T @ z_MD, bias_C - lr * residual_MC.sum(dim=0)
+def nearest_distances(rows_SD: Tensor) -> Tensor:
+    """The Euclidean distance (S,) of each row to the nearest other one; infinite for a single row."""
+    return distances(rows_SD, rows_SD).fill_diagonal_(torch.inf).min(dim=1).values
 
 
 def batch_class_sums(z_ND: Tensor, y_N: Tensor, w_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:

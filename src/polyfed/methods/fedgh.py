@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -30,7 +31,8 @@ from polyfed.core.message import Message, get_group, get_tensor, nbytes
 from polyfed.core.method import Exposed, TrainingResult, hyperparameters
 from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
-from polyfed.functional.class_prototypes import class_means, header_sgd_step
+from polyfed.functional.class_prototypes import class_means
+from polyfed.functional.clipping import clip_factors
 from polyfed.methods.building_blocks.trained_header import TrainedHeader
 
 _MAX_GRAD_NORM = 50.0  # largest gradient norm of a header step
@@ -113,3 +115,33 @@ class FedGH(TrainedHeader):
         """Bytes without the header's bias, as in Table 3."""
         bias = get_group(message, "header")["bias"] if "header" in message else torch.empty(0)
         return nbytes(message) - nbytes({"bias": bias})
+
+
+def header_sgd_step(
+    weight_CD: Tensor, bias_C: Tensor, z_MD: Tensor, y_M: Tensor, w_M: Tensor, lr: float, clip: float
+) -> tuple[Tensor, Tensor]:
+    """One SGD step of a linear header on the weighted mean cross entropy over M pairs, by its closed form.
+
+    With p_m = softmax(theta z_m + b) and v_m = w_m / sum w:
+    grad theta = sum_m v_m (p_m - onehot(y_m)) z_m^T,  grad b = sum_m v_m (p_m - onehot(y_m)).
+
+    Only the ratios of the weights count, so a weight has no effect on a single pair. If all are 0 nothing moves.
+
+    clip is the largest norm of (grad theta, grad b) taken together; 0: no limit.
+
+    Source: eq. 4; Jensen's inequality makes this a lower bound of the loss on all representations.
+    """
+    w_M = w_M.to(weight_CD.dtype)
+    total = w_M.sum()
+    v_M = w_M / torch.where(total > 0, total, torch.ones_like(total))
+    p_MC = torch.log_softmax(z_MD @ weight_CD.T + bias_C, dim=1).exp()
+    onehot_MC = F.one_hot(y_M.long(), len(weight_CD)).to(p_MC.dtype)
+    residual_MC = v_M.unsqueeze(1) * (p_MC - onehot_MC)
+    grad_weight_CD = residual_MC.T @ z_MD
+    grad_bias_C = residual_MC.sum(dim=0)
+    if clip:
+        norm = (grad_weight_CD.square().sum() + grad_bias_C.square().sum()).sqrt()
+        shrink = clip_factors(norm, clip)
+        grad_weight_CD = shrink * grad_weight_CD
+        grad_bias_C = shrink * grad_bias_C
+    return weight_CD - lr * grad_weight_CD, bias_C - lr * grad_bias_C

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -31,20 +31,30 @@ from torch import Tensor
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_tensor
-from polyfed.core.method import TrainingResult, follows_device, hyperparameters
+from polyfed.core.method import (
+    Batch,
+    Context,
+    StepResult,
+    TrainingResult,
+    follows_device,
+    hyperparameters,
+    loads_message,
+)
+from polyfed.core.modules import copy_parameters
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
 from polyfed.functional.averaging import layer_wise_mean, normalized_mean, normalizer
 from polyfed.methods.building_blocks import weight_averaging
-from polyfed.methods.fedprox import FedProx
+from polyfed.methods.building_blocks.proximal import add_pull
+from polyfed.methods.fedavg import FedAvg
 
 
 @hyperparameters
-class FedNova(FedProx):
+class FedNova(FedAvg):
     """Averaging of updates, normalized by each client's effective number of steps."""
 
     card = replace(
-        FedProx.card,
+        FedAvg.card,
         name="fednova",
         paper="Wang et al., NeurIPS 2020",
         up="P + 2",
@@ -84,6 +94,15 @@ class FedNova(FedProx):
         weight_averaging.server_step(server, self.aggregation, models, target)
 
     # client ------------------------------------------------------------------------------------------------
+    @loads_message
+    def receive(self, client: Client, message: Message) -> Context:
+        super().receive(client, message)
+        return {"received": copy_parameters(client.model)} if self.mu else {}
+
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
+        plain = super().gradients(model, batch, context)
+        return add_pull(plain, model, context["received"], self.mu) if self.mu else plain
+
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         training = client.training
         a = float(trained.steps)

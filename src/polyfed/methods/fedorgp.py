@@ -16,25 +16,27 @@ momentum, so it has no state.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional import server_prototypes
-from polyfed.functional.class_prototypes import align, most_similar
-from polyfed.methods.building_blocks.prototypes import TrainedPrototypes
+from polyfed.functional.class_prototypes import mean_of_known
+from polyfed.functional.losses import cross_entropy
+from polyfed.methods.building_blocks import prototype_network, prototypes
 
 
 @hyperparameters
-class FedORGP(TrainedPrototypes):
+class FedORGP(prototypes.PrototypeMethod):
     """Server-trained prototypes at right angles to other classes, approached by cosine."""
 
-    card = replace(TrainedPrototypes.card, name="fedorgp", paper="Guo et al., arXiv:2502.16119")
+    card = replace(prototype_network.CARD, name="fedorgp", paper="Guo et al., arXiv:2502.16119")
 
     # lambda_c, weight of 1 - cosine with the prototype of the sample's class; 0: Local, bit for bit
     prototype_weight: Annotated[float, Field(ge=0)] = 10.0
@@ -42,14 +44,43 @@ class FedORGP(TrainedPrototypes):
     predictor: Literal["prototype", "head"] = "head"
     # weight of orthogonality to other classes' means; 0: prototypes only follow their own class
     gamma: Annotated[float, Field(ge=0)] = 10.0
-
-    # server ------------------------------------------------------------------------------------------------
-    def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> server_prototypes.Loss:
-        return functools.partial(server_prototypes.orthogonality, gamma=self.gamma)
+    server_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received means per round
+    server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: prototypes stay as drawn
 
     # client ------------------------------------------------------------------------------------------------
-    def distance(self, z: Tensor, batch: Batch, context: Context) -> Tensor:
-        return align(z, batch.y, batch.w, context["prototypes"], context["known"])
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        z = model.represent(batch.x)
+        task = cross_entropy(model.head(z), batch.y, batch.w)
+        if "prototypes" not in context:
+            return task
+        cosine_N = F.cosine_similarity(z, context["prototypes"][batch.y], dim=1)  # with a row of zeros: 0
+        distance = mean_of_known(1 - cosine_N, context["known"][batch.y], batch.w)  # eq. 8
+        return task + self.prototype_weight * distance, {"distance": distance}
 
-    def prototype_scores(self, z: Tensor, prototypes: Tensor, labels: Tensor, classes: int) -> Tensor:
-        return most_similar(z, prototypes, labels, classes)
+    def similarity(self, z: Tensor, prototypes: Tensor) -> Tensor:
+        return F.normalize(z, dim=1) @ F.normalize(prototypes, dim=1).T
+
+    # server ------------------------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        prototype_network.init(server)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        def loss(prototypes_CD: Tensor, rows_BD: Tensor, labels_B: Tensor) -> Tensor:
+            return orthogonality(prototypes_CD, rows_BD, labels_B, self.gamma)
+
+        sent = prototypes.collect(server, uploads, "prototypes")
+        if sent is not None:
+            prototype_network.fit(server, sent, loss, self.server_epochs, self.server_lr)
+
+
+def orthogonality(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, gamma: float) -> Tensor:
+    """mean_m [1 - cos(row m, prototype of y_m)] + gamma mean over m and c != y_m of |cos(row m, prototype of c)|.
+
+    Source: eq. 3 to 5 with lambda_s = 1.
+    """
+    cosines_MC = F.normalize(rows_MD, dim=1) @ F.normalize(prototypes_CD, dim=1).T
+    own_MC = F.one_hot(labels_M, len(prototypes_CD)).to(cosines_MC)
+    similarity = (own_MC * cosines_MC).sum(dim=1).mean()
+    others = max(len(prototypes_CD) - 1, 1)
+    overlap = ((1 - own_MC) * cosines_MC.abs()).sum(dim=1).mean() / others
+    return 1 - similarity + gamma * overlap

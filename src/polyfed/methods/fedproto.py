@@ -19,16 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import Batch, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.class_prototypes import batch_class_sums, merge, update_rows
+from polyfed.functional.class_prototypes import batch_class_sums, merge, prototype_distance
+from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import prototypes
 
 
@@ -50,39 +51,18 @@ class FedProto(prototypes.PrototypeMethod):
 
     staleness_weighting = "uploads"
 
-    # server ------------------------------------------------------------------------------------------------
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        if "prototypes" not in server.state:
-            return {}
-        labels = get_tensor(server.state, "labels")
-        rows = self.prototypes_to_send(server)
-        own = prototypes.mask_owned_classes(server, client_id, labels)
-        message = {"labels": labels[own], "prototypes": rows[own]}
-        if self.candidates == "own" or bool(own.all()):
-            return message
-        return {**message, "others": {"labels": labels[~own], "prototypes": rows[~own]}}
-
-    def prototypes_to_send(self, server: Server) -> Tensor:
-        """The prototypes (M, D) of the labels in the state, as clients get them."""
-        return get_tensor(server.state, "prototypes")
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.collect(server, uploads, "prototypes")
-        if sent is None:
-            return
-        prototypes.record_owners(server, sent)
-        labels, rows = merge(sent.rows, sent.labels, sent.counts)
-        if "prototypes" in server.state:
-            before = get_tensor(server.state, "prototypes")
-            labels, rows = update_rows(before, get_tensor(server.state, "labels"), rows, labels)
-        server.state |= {"labels": labels, "prototypes": rows}
-
     # client ------------------------------------------------------------------------------------------------
-    def sums(self, z: Tensor, batch: Batch, classes: int) -> Mapping[str, Tensor]:
-        if self.collected == "after":
-            return {}
-        rows, weights = batch_class_sums(z, batch.y, batch.w, classes)
-        return {"rows": rows, "weights": weights}
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        z = model.represent(batch.x)
+        scores = model.head(z)
+        loss = cross_entropy(scores, batch.y, batch.w)
+        sums = {}
+        if "prototypes" in context:
+            sums["distance"] = prototype_distance(z, batch.y, batch.w, context["prototypes"], context["known"])
+            loss = loss + self.prototype_weight * sums["distance"]
+        if self.collected == "during":
+            sums["rows"], sums["weights"] = batch_class_sums(z.detach(), batch.y, batch.w, scores.shape[1])
+        return loss, sums
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         counted = self.weighting == "count"
@@ -94,3 +74,17 @@ class FedProto(prototypes.PrototypeMethod):
         counts = torch.bincount(client.data.train.y, minlength=len(weights))[labels]
         sent: Message = {"labels": labels.int(), "prototypes": trained.sums["rows"][seen] / weights[seen, None]}
         return {**sent, "counts": counts.int()} if counted else sent
+
+    # server ------------------------------------------------------------------------------------------------
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        sent = prototypes.collect(server, uploads, "prototypes")
+        if sent is None:
+            return
+        prototypes.record_owners(server, sent)
+        labels, rows = merge(sent.rows, sent.labels, sent.counts)  # counts are ones where clients count alike
+        prototypes.store(server, labels, rows)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        if "prototypes" not in server.state:
+            return {}
+        return prototypes.own_and_others(server, client_id, get_tensor(server.state, "prototypes"), self.candidates)

@@ -23,6 +23,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
@@ -30,7 +31,7 @@ from polyfed.core.inference import representations
 from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.class_prototypes import class_means, entangle, soft_header_sgd_step
+from polyfed.functional.class_prototypes import class_means
 from polyfed.methods.building_blocks.trained_header import TrainedHeader
 
 HEADER_BATCH = 32  # mixtures per step; their losses are summed
@@ -91,3 +92,37 @@ class FedRE(TrainedHeader):
         weights_S = 1 - torch.rand(len(labels_S), generator=client.generator("entangle"))
         representation, encoding = entangle(means_SD, labels_S, weights_S, client.classes)
         return {"representation": representation, "encoding": encoding}
+
+
+def entangle(rows_SD: Tensor, labels_S: Tensor, weights_S: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """The mixture of the rows, and that of their one-hot labels, by the same weights, which are divided by their sum.
+
+    Args:
+        rows_SD: one row per class. labels_S: these classes, each once. weights_S: positive.
+
+    Returns:
+        The representation (D,), as `rows_SD`, and the label encoding (C,), which sums to 1, where the labels lie.
+
+    Source: Yao et al. (FedRE), CVPR 2026, the entangled representation and the entangled-label encoding.
+
+    >>> entangle(torch.tensor([[4.0, 0.0], [0.0, 8.0]]), torch.tensor([2, 0]), torch.tensor([1.0, 3.0]), classes=3)
+    (tensor([1., 6.]), tensor([0.7500, 0.0000, 0.2500]))
+    """
+    shares_S = (weights_S / weights_S.sum()).to(rows_SD.dtype)
+    encoding_C = shares_S.new_zeros(classes)
+    encoding_C[labels_S.long()] = shares_S
+    return shares_S.to(rows_SD.device) @ rows_SD, encoding_C
+
+
+def soft_header_sgd_step(
+    weight_CD: Tensor, bias_C: Tensor, z_MD: Tensor, encodings_MC: Tensor, lr: float
+) -> tuple[Tensor, Tensor]:
+    """One SGD step of a linear header on the cross entropy to label encodings, summed over M mixtures, in closed form.
+
+    With p_m = softmax(theta z_m + b) and q_m the encoding:
+    grad theta = sum_m (p_m - q_m) z_m^T,  grad b = sum_m (p_m - q_m).
+
+    Source: FedRE, the loss of the global classifier.
+    """
+    residual_MC = torch.softmax(z_MD @ weight_CD.T + bias_C, dim=1) - encodings_MC
+    return weight_CD - lr * residual_MC.T @ z_MD, bias_C - lr * residual_MC.sum(dim=0)

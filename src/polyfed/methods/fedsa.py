@@ -32,11 +32,12 @@ from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Method, TrainingResult, hyperparameters
 from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
-from polyfed.functional.class_prototypes import merge, prototype_distance
+from polyfed.functional.class_prototypes import merge, nearest_distances, prototype_distance
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import frozen_running_stats
-from polyfed.functional.server_prototypes import draw_anchors, margin_contrastive_loss, mean_nearest_distance
 from polyfed.methods.building_blocks import prototypes
+
+_EPSILON = 1e-5  # BatchNorm's, added to variances of anchors
 
 
 @hyperparameters
@@ -86,7 +87,7 @@ class FedSA(Method):
         if not (self.anchor_weight or self.contrast or self.calibration):
             return {}
         anchors = get_tensor(message, "anchors")
-        margin = mean_nearest_distance(anchors)
+        margin = nearest_distances(anchors).mean()
         if "gap" in client.state:
             margin = torch.maximum(margin, get_tensor(client.state, "gap"))
         dtype = next(client.model.parameters()).dtype
@@ -118,5 +119,34 @@ class FedSA(Method):
         message = prototypes.upload_means(client)
         rows = get_tensor(message, "prototypes")
         if len(rows) > 1:
-            client.state["gap"] = mean_nearest_distance(rows)
+            client.state["gap"] = nearest_distances(rows).mean()
         return message
+
+
+def draw_anchors(classes: int, features: int, draws: torch.Generator) -> Tensor:
+    """Anchors (C, D) from `draws`: relu(norm(W_2 relu(norm(W_1 e_c)))), e_c standard normal (D,).
+
+    W_1, W_2 (D, D) are uniform within 1 / sqrt(D); norm takes each feature to mean 0 and variance 1 over the classes,
+    as BatchNorm does in training mode, which leaves biases without effect.
+
+    Source: Zhou et al. (FedSA), AAAI 2025, the projection of class embeddings; its layers from the authors' code.
+    """
+    hidden_CD = torch.randn(classes, features, generator=draws)
+    for _ in range(2):
+        weight_DD = torch.empty(features, features).uniform_(-(features**-0.5), features**-0.5, generator=draws)
+        hidden_CD = hidden_CD @ weight_DD.T
+        variance_D, mean_D = torch.var_mean(hidden_CD, dim=0, correction=0)
+        hidden_CD = torch.relu((hidden_CD - mean_D) / (variance_D + _EPSILON).sqrt())
+    return hidden_CD
+
+
+def margin_contrastive_loss(z_ND: Tensor, y_N: Tensor, w_N: Tensor, anchors_CD: Tensor, margin: Tensor) -> Tensor:
+    """CE(-(d(n, c) + margin [c = y_n]) over all c, y_n), weighted mean over the rows.
+
+    d(n, c) is the Euclidean distance of row n and anchor c, a constant for the gradient, which is 0 at distance 0.
+
+    Source: FedSA, margin-enhanced contrastive learning.
+    """
+    distances_NC = torch.linalg.vector_norm(z_ND[:, None] - anchors_CD.detach()[None], dim=2)
+    is_own_NC = y_N[:, None] == torch.arange(len(anchors_CD), device=y_N.device)
+    return cross_entropy(-(distances_NC + margin * is_own_NC), y_N, w_N)

@@ -18,34 +18,70 @@ code, not their sum. (7) The authors' code computes the means with the network a
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core.method import hyperparameters
+from polyfed.core.message import Message
+from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional import server_prototypes
-from polyfed.functional.class_prototypes import merge
-from polyfed.methods.building_blocks.prototypes import TrainedPrototypes
+from polyfed.functional.class_prototypes import distances, merge, nearest_distances, prototype_distance
+from polyfed.functional.losses import cross_entropy
+from polyfed.methods.building_blocks import prototype_network, prototypes
 
 
 @hyperparameters
-class FedTGP(TrainedPrototypes):
+class FedTGP(prototypes.PrototypeMethod):
     """Server-trained prototypes with a margin between classes."""
 
-    card = replace(TrainedPrototypes.card, name="fedtgp", paper="Zhang et al., AAAI 2024")
+    card = replace(prototype_network.CARD, name="fedtgp", paper="Zhang et al., AAAI 2024")
 
     prototype_weight: Annotated[float, Field(ge=0)] = 10.0
     margin: Annotated[float, Field(ge=0)] = 100.0  # upper bound of delta; 0: no margin
     server_epochs: Annotated[int, Field(ge=1)] = 100  # passes over the received means per round
+    server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: prototypes stay as drawn
 
-    def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> server_prototypes.Loss:
-        """Own prototypes must be nearer than others by the margin that the mean means have."""
-        _, centers = merge(means, labels, torch.ones(len(labels)))
-        delta = server_prototypes.margin(centers, self.margin)
+    # client ------------------------------------------------------------------------------------------------
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        z = model.represent(batch.x)
+        task = cross_entropy(model.head(z), batch.y, batch.w)
+        if "prototypes" not in context:
+            return task
+        distance = prototype_distance(z, batch.y, batch.w, context["prototypes"], context["known"])
+        return task + self.prototype_weight * distance, {"distance": distance}
+
+    # server ------------------------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        prototype_network.init(server)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        sent = prototypes.collect(server, uploads, "prototypes")
+        if sent is None:
+            return
+        _, means_SD = merge(sent.rows, sent.labels, torch.ones(len(sent.labels)))
+        delta = adaptive_margin(means_SD, self.margin)
         server.log["margin"] = delta
-        return functools.partial(server_prototypes.margin_loss, margin=delta)
+
+        def loss(prototypes_CD: Tensor, rows_BD: Tensor, labels_B: Tensor) -> Tensor:
+            return margin_loss(prototypes_CD, rows_BD, labels_B, delta)
+
+        prototype_network.fit(server, sent, loss, self.server_epochs, self.server_lr)
+
+
+def adaptive_margin(means_SD: Tensor, most: float) -> float:
+    """The largest distance of any class's mean to the nearest other one, at most `most`; `most` for one class."""
+    return min(float(nearest_distances(means_SD).max()), most)
+
+
+def margin_loss(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, margin: float) -> Tensor:
+    """mean_m -log[e^-(d(m, y_m) + margin) / (e^-(d(m, y_m) + margin) + sum over c != y_m of e^-d(m, c))].
+
+    d(m, c) is the Euclidean distance of row m and prototype c; its gradient at distance 0 is 0.
+    """
+    is_own_MC = labels_M[:, None] == torch.arange(len(prototypes_CD), device=labels_M.device)
+    return F.cross_entropy(-(distances(rows_MD, prototypes_CD) + margin * is_own_MC), labels_M)

@@ -14,25 +14,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import hyperparameters
+from polyfed.core.method import Batch, Context, TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.server_prototypes import spread
-from polyfed.methods.fedproto import FedProto
+from polyfed.functional.class_prototypes import merge, prototype_distance
+from polyfed.functional.losses import cross_entropy
+from polyfed.methods.building_blocks import prototypes
 from polyfed.validation.effect import ActsWith
+
+_LR = 0.1  # learning rate of spreading
+_LR_DECAY = 0.95  # its factor, after step 1, 11, 21, ...
+_MOMENTUM = 0.9
+_LEAST = 1e-10  # the smallest squared distance, where two rows coincide
 
 
 @hyperparameters
-class ProtoNorm(FedProto):
+class ProtoNorm(prototypes.PrototypeMethod):
     """Averaged class means, pushed apart on the sphere and sent at one length."""
 
     card = replace(
-        FedProto.card,
+        prototypes.PrototypeMethod.card,
         name="protonorm",
         paper="Lee et al., arXiv:2507.04310",
         up="S D + S",
@@ -44,10 +53,53 @@ class ProtoNorm(FedProto):
     spread_steps: Annotated[int, Field(ge=0)] = 500  # steps that push prototypes apart; 0: FedProto
     scale: Annotated[float, Field(gt=0), ActsWith("spread_steps")] = 80.0  # length of the prototypes that are sent
 
+    staleness_weighting = "uploads"
+
+    # server ------------------------------------------------------------------------------------------------
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        super().aggregate(server, uploads)
+        sent = prototypes.collect(server, uploads, "prototypes")
+        if sent is not None:
+            prototypes.record_owners(server, sent)
+            labels, rows = merge(sent.rows, sent.labels, sent.counts)
+            prototypes.store(server, labels, rows)
         if self.spread_steps and "prototypes" in server.state:
             server.state["spread"] = self.scale * spread(get_tensor(server.state, "prototypes"), self.spread_steps)
 
-    def prototypes_to_send(self, server: Server) -> Tensor:
-        return get_tensor(server.state, "spread" if self.spread_steps else "prototypes")
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        if "prototypes" not in server.state:
+            return {}
+        rows = get_tensor(server.state, "spread" if self.spread_steps else "prototypes")
+        return prototypes.own_and_others(server, client_id, rows, self.candidates)
+
+    # client ------------------------------------------------------------------------------------------------
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        z = model.represent(batch.x)
+        task = cross_entropy(model.head(z), batch.y, batch.w)
+        if "prototypes" not in context:
+            return task
+        distance = prototype_distance(z, batch.y, batch.w, context["prototypes"], context["known"])
+        return task + self.prototype_weight * distance, {"distance": distance}
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        return prototypes.upload_means(client, counts=self.weighting == "count")
+
+
+def spread(rows_SD: Tensor, steps: int) -> Tensor:
+    """Rows of length 1, pushed apart in so many steps of gradient descent with momentum, in float64.
+
+    With p = row / ||row||, the force on p_i is sum over j != i of (p_i - p_j) / ||p_i - p_j||^2, which lowers the
+    energy -sum over pairs of log ||p_i - p_j||;  v <- 0.9 v + lr force,  p <- (p + v) / ||p + v||. lr is 0.1, times
+    0.95 after every tenth step. Up to D + 1 rows end at equal angles, all cosines -1 / (S - 1).
+    """
+    p_SD = F.normalize(rows_SD.double(), dim=1)
+    v_SD = torch.zeros_like(p_SD)
+    lr = _LR
+    for step in range(steps):
+        squared_SS = (2 - 2 * p_SD @ p_SD.T).clamp(min=_LEAST)
+        inverse_SS = (1 / squared_SS).fill_diagonal_(0)
+        force_SD = inverse_SS.sum(dim=1, keepdim=True) * p_SD - inverse_SS @ p_SD
+        v_SD = _MOMENTUM * v_SD + lr * force_SD
+        p_SD = F.normalize(p_SD + v_SD, dim=1)
+        if step % 10 == 0:
+            lr *= _LR_DECAY
+    return p_SD.to(rows_SD.dtype)

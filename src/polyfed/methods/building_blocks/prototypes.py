@@ -1,8 +1,7 @@
-"""Rows by class: what clients send and a server remembers of them, and learning towards class prototypes.
+"""Rows by class, as clients send them and a server keeps them, and what methods with class prototypes share.
 
-`PrototypeMethod` is a whole method but for how the server makes its prototypes (FedProto); `TrainedPrototypes` trains
-them (FedTGP, FedORGP). FedSA takes the functions alone. A sample whose class has no prototype counts in the cross
-entropy alone; so does everything before there are any.
+`PrototypeMethod` is a method but for its loss and for the server's prototypes. A sample whose class has no prototype
+counts in the cross entropy alone; so does everything before there are any.
 """
 
 from __future__ import annotations
@@ -18,28 +17,12 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.inference import representations
 from polyfed.core.message import Message, get_group, get_tensor, members, nbytes
-from polyfed.core.method import (
-    Batch,
-    Context,
-    Exposed,
-    Method,
-    MethodCard,
-    Requirements,
-    TrainingResult,
-    hyperparameters,
-)
+from polyfed.core.method import Context, Exposed, Method, MethodCard, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import COUNTS, LABELS, rows_of
-from polyfed.functional import server_prototypes
-from polyfed.functional.class_prototypes import (
-    class_means,
-    nearest_prototype_scores,
-    prototype_distance,
-    to_dense,
-)
-from polyfed.functional.losses import cross_entropy
+from polyfed.functional.class_prototypes import class_means, distances, to_dense, update_rows
 
 _OWNED = "classes"
 
@@ -88,6 +71,24 @@ def record_owners(server: Server, sent: ClassRows) -> None:
     server.state[_OWNED] = {**members(server.state, _OWNED), **now}
 
 
+def store(server: Server, labels: Tensor, rows: Tensor) -> None:
+    """Keep prototypes (S, D) of classes (S,) in the server's state; other classes keep theirs."""
+    if "prototypes" in server.state:
+        before = get_tensor(server.state, "prototypes")
+        labels, rows = update_rows(before, get_tensor(server.state, "labels"), rows, labels)
+    server.state |= {"labels": labels, "prototypes": rows}
+
+
+def own_and_others(server: Server, client_id: int, rows: Tensor, candidates: str) -> Message:
+    """Prototypes (M, D) of the labels in the server's state: the client's own, and for "all" candidates "others"."""
+    labels = get_tensor(server.state, "labels")
+    own = mask_owned_classes(server, client_id, labels)
+    message = {"labels": labels[own], "prototypes": rows[own]}
+    if candidates == "own" or bool(own.all()):
+        return message
+    return {**message, "others": {"labels": labels[~own], "prototypes": rows[~own]}}
+
+
 def mask_owned_classes(server: Server, client_id: int, labels: Tensor) -> Tensor:
     """Which of `labels` a client has samples of, as far as the server knows; of a new client, all. (M,) bool."""
     return torch.isin(labels, members(server.state, _OWNED).get(str(client_id), labels))
@@ -118,11 +119,11 @@ EXPOSED = Exposed("prototypes", "prototypes", lambda client: as_split_model(clie
 
 @hyperparameters
 class PrototypeMethod(Method):
-    """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
+    """What clients send, keep, and predict by. The server sends "labels" and "prototypes" (S, D)."""
 
     card = CARD
 
-    # weight of the mean squared distance to the prototype of the sample's class; 0: training is Local's, bit for bit
+    # weight of the distance to the prototype of the sample's class; 0: training is Local's, bit for bit
     prototype_weight: Annotated[float, Field(ge=0)] = 1.0
     # predict by the nearest prototype, or by the head; the other one is evaluated, too
     predictor: Literal["prototype", "head"] = "prototype"
@@ -163,36 +164,19 @@ class PrototypeMethod(Method):
         prototypes, present = to_dense(rows.to(next(client.model.parameters()).dtype), labels, client.classes)
         return {"prototypes": prototypes, "known": present} if self.prototype_weight else {}
 
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        z = model.represent(batch.x)
-        scores = model.head(z)
-        task = cross_entropy(scores, batch.y, batch.w)
-        sums = self.sums(z.detach(), batch, scores.shape[1])
-        if "prototypes" not in context:
-            return task, sums
-        distance = self.distance(z, batch, context)
-        return task + self.prototype_weight * distance, {"distance": distance, **sums}
-
-    def sums(self, z: Tensor, batch: Batch, classes: int) -> Mapping[str, Tensor]:
-        """What a batch's representations z (N, D) add to `TrainingResult.sums`: nothing."""
-        return {}
-
-    def distance(self, z: Tensor, batch: Batch, context: Context) -> Tensor:
-        """How far representations z (N, D) are from their classes' prototypes: the loss term that is weighted."""
-        return prototype_distance(z, batch.y, batch.w, context["prototypes"], context["known"])
-
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """By the prototypes that the client keeps, or by the head; also by the head before there are any."""
         z = model.represent(x)
         scores: Tensor = model.head(z)
         if self.predictor == "head" or "prototypes" not in context:
             return scores
-        rows = get_tensor(context, "prototypes").to(z)
-        return self.prototype_scores(z, rows, get_tensor(context, "labels"), scores.shape[1])
+        by_class: Tensor = z.new_full(scores.shape, -torch.inf)  # of classes without a prototype
+        by_class[:, get_tensor(context, "labels").long()] = self.similarity(z, get_tensor(context, "prototypes").to(z))
+        return by_class
 
-    def prototype_scores(self, z: Tensor, prototypes: Tensor, labels: Tensor, classes: int) -> Tensor:
-        """Scores (N, C) of representations z (N, D) by the prototypes (S, D) of `labels` (S,)."""
-        return nearest_prototype_scores(z, prototypes, labels, classes)
+    def similarity(self, z: Tensor, prototypes: Tensor) -> Tensor:
+        """Scores (N, S) of representations z (N, D) by prototypes (S, D): the nearest one has the highest."""
+        return -distances(z, prototypes)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         return upload_means(client)
@@ -200,45 +184,3 @@ class PrototypeMethod(Method):
     def nbytes_in_paper(self, message: Message) -> int:
         """Prototypes of the client's own classes alone: no labels, no counts, nothing for choosing among the others."""
         return nbytes({"prototypes": message["prototypes"]}) if "prototypes" in message else 0
-
-
-@hyperparameters
-class TrainedPrototypes(PrototypeMethod):
-    """A method whose server trains a network that makes the prototypes (FedTGP, FedORGP).
-
-    A method gives the loss of the fit (`server_loss`).
-    """
-
-    card = dataclasses.replace(CARD, states="client: last P received; server: prototype network, P")
-
-    server_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received means per round
-    server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: prototypes stay as drawn
-
-    def init_server(self, server: Server) -> None:
-        """Draw the network; its hidden layer is as wide as the representations."""
-        features = as_split_model(server.model(server.architectures[0], {})).feature_dim
-        draws = server.generator("prototypes")
-        server.state["network"] = server_prototypes.init_network(server.classes, features, features, draws)
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = collect(server, uploads, "prototypes")
-        if sent is None:
-            return
-        network, server.log["prototype_loss"] = server_prototypes.train_network(
-            get_group(server.state, "network"),
-            sent.rows,
-            sent.labels,
-            self.server_loss(server, sent.rows, sent.labels),
-            self.server_epochs,
-            server.training.batch_size,
-            self.server_lr,
-            server.generator("means"),
-        )
-        before = [get_tensor(server.state, "labels")] if "labels" in server.state else []
-        labels = torch.cat([*before, sent.labels]).unique()
-        rows = server_prototypes.prototypes(network)[labels.long()]
-        server.state |= {"network": network, "labels": labels, "prototypes": rows}
-
-    def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> server_prototypes.Loss:
-        """The loss that the prototype network is fitted with, for the class means received (M, D) and their labels."""
-        raise NotImplementedError(f"{type(self).__name__} defines no server_loss")

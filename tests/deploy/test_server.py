@@ -16,12 +16,15 @@ from torch import Tensor, nn
 
 from polyfed.cli.output import print_run
 from polyfed.config.recipe import Recipe
+from polyfed.core.message import Message
+from polyfed.core.method import Method
 from polyfed.core.modules import export_state
 from polyfed.deploy.node_config import NodeConfig, data_of_node
 from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Envelope, NodeError, read_message
 from polyfed.deploy.server import EVENT_LOG, serve
 from polyfed.engine.evaluation import kept_stages
+from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.federation import Run
 from polyfed.engine.personal_predictor import PersonalPredictor
 from polyfed.engine.wire import encode
@@ -30,6 +33,7 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.prediction import predict
 from polyfed.experiments.run import run as run_recipe
+from polyfed.plugins.compression import UploadCompression
 from polyfed.registry import METHODS
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
@@ -166,6 +170,20 @@ def test_every_method_gives_the_same_numbers(tmp_path: Path, method: str) -> Non
     few = {**ONE, "data": {"limit_train": 400, "holdout": 40}, "hyperparameters": SMALL.get(method)}
     recipe = recipe_of("fedgh", **EVERYTHING) if method == "everything" else recipe_of(method, **few)
     same(recipe, serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5), tmp_path)
+
+
+def test_an_upload_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    decode = UploadCompression.decode
+
+    def counted(self: UploadCompression, upload: Message, job: TrainJob, method: Method) -> Message:
+        seen.append(job.client.id)
+        return decode(self, upload, job, method)
+
+    monkeypatch.setattr(UploadCompression, "decode", counted)
+    recipe = recipe_of("fedgh", training={"rounds": 1}, compression={"dtype": "int8"})
+    serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    assert seen == [0, 1, 2]
 
 
 # what stays where ---------------------------------------------------------------------------------------------------

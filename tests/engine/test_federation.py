@@ -104,7 +104,7 @@ def test_the_others_learn_as_if_the_refused_one_had_not_been_asked() -> None:
     assert difference(received(ill, 1), received(well, 1)) is None
 
 
-def test_an_upload_that_is_not_finite_is_refused_and_its_bytes_count() -> None:
+def test_an_upload_that_is_not_finite_is_refused_and_stays_with_its_client() -> None:
     class Overflows(FedAvg):
         def upload(self, client: Client, trained: TrainingResult) -> Message:
             message = dict(super().upload(client, trained))
@@ -116,7 +116,7 @@ def test_an_upload_that_is_not_finite_is_refused_and_its_bytes_count() -> None:
     federation.run()
     record = federation.history[0]
     assert record["refused"] == [{"client": 1, "reason": "the upload is not finite ('n')"}]
-    assert record["bytes_by_client"]["1"]["up"] > 0
+    assert record["bytes_by_client"]["1"]["up"] == 0, "no plugin has put noise on it"
 
 
 def test_one_sample_and_batchnorm_cannot_train_and_is_said_so() -> None:

@@ -13,6 +13,8 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.cli import app as cli
+from polyfed.core.message import Message
+from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.run import summarize_run
 from polyfed.methods import FedAvg, Local
 from polyfed.testing.fixtures import TIMES
@@ -64,6 +66,21 @@ def test_a_federation(method: type, lr: float, learns: bool) -> None:
     run = pf.Federation(clients(), method(), pf.Training(rounds=2, lr=lr, local_epochs=3, batch_size=4)).run()
     assert (run.result["nothing_learnt"] is None) is learns
     assert ("nothing was learnt" in repr(run)) is not learns
+
+
+class Fragile(pf.Plugin):
+    """Cannot decode the uploads of client 1."""
+
+    name = "fragile"
+
+    def decode(self, upload: Message, job: TrainJob, method: Any) -> Message:
+        return upload if job.client.id == 0 else {"n": upload["unknown"]}
+
+
+def test_an_upload_that_cannot_be_decoded_is_its_clients_alone() -> None:
+    run = pf.Federation(clients(), FedAvg(), pf.Training(rounds=1), plugins=[Fragile()]).run()
+    assert run.history[0]["refused"] == [{"client": 1, "reason": "the upload cannot be read: 'unknown'"}]
+    assert run.history[0]["samples"] == 12
 
 
 @pytest.mark.parametrize(("lost", "rounds", "learns"), [(3, 5, False), (2, 4, True), (1, 3, True)])

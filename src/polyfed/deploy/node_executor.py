@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, first_nonfinite, freeze, get_group, get_tensor, nbytes
 from polyfed.core.method import TrainingResult
 from polyfed.core.modules import export_state
-from polyfed.core.upload_forms import Entry, UploadContext
 from polyfed.deploy.node_disk import checkpoint_id
 from polyfed.deploy.node_registry import Answer, NodeRegistry
 from polyfed.deploy.protocol import (
@@ -33,9 +31,7 @@ from polyfed.deploy.protocol import (
 from polyfed.engine.evaluation import figures_of, kept_stages
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.federation import Federation
-from polyfed.engine.plugin import decoded
 from polyfed.engine.scoring import Score
-from polyfed.engine.uploads import find_mismatch
 from polyfed.engine.wire import encode
 from polyfed.errors import PolyfedError, RunError, first_line
 from polyfed.results.fields import validated
@@ -245,66 +241,42 @@ class NodeExecutor:
         return outcome
 
     def _read(self, job: TrainJob, answer: Answer) -> JobResult:
-        """The outcome of a job, checked against all that is known of it before anything of it counts."""
+        """The outcome of a job, with its facts checked; the message is checked as the round reads it."""
         client = job.client
-        largest = self.federation.plugin("robust_aggregation").settings.max_magnitude or math.inf
         facts, message = self._opened(answer)
         report = parse(TaskResult, facts)
         mark = checkpoint_id(job.round, job.exchange_index)
-        refused = report.refused
+        refused = report.refused or self._excess(report)
         if refused is None and report.mark != mark:
             raise RunError(f"expected the mark {mark}, got '{report.mark}'")
-        if refused is None and not abs(report.loss) <= largest:
-            refused = f"the training loss is {report.loss:g}"
-        excess = [name for name, value in report.sums.items() if not abs(value) <= largest * max(report.steps, 1)]
-        if refused is None and excess:
-            refused = f"the sum '{excess[0]}' is {report.sums[excess[0]]:g}"
-        refused = refused or self._objection(job, message)
         score = None if report.score is None else self._score(report.score, client, "test")
         kept = {part: self._score(counts, client, part) for part, counts in report.kept.items() if part in _PARTS}
-        outcome = JobResult(
+        weights = client.weights
+        if refused is None:
+            self._kept[client.id] = (mark, kept)
+            weights = self.federation.store.allocate(client.architecture, job.variant) if report.new else weights
+        return JobResult(
             client.id,
-            message if refused is None else self._emptied(message),
-            client.weights,
+            message,
+            weights,
             {_HELD: torch.tensor([job.round, job.exchange_index]), **self._best(client)},
             TrainingResult(report.steps, report.samples, report.loss),
             nbytes(message),
-            {} if refused is not None else report.sums,
+            report.sums,
             score,
             refused,
+            is_remote=True,
         )
-        if refused is None:
-            self._kept[client.id] = (report.mark, kept)
-            if report.new:
-                outcome = replace(outcome, weights=self.federation.store.allocate(client.architecture, job.variant))
-        return outcome
 
-    def _objection(self, job: TrainJob, message: Message) -> str | None:
-        """Why an upload is refused, if it is: its numbers, or a form that is not the method's."""
-        federation = self.federation
-        if name := first_nonfinite(message):
-            return f"the upload is not finite ({name[:60]!r})"
-        outcome = JobResult(job.client.id, message, None, {}, TrainingResult())
-        for plugin in reversed(federation.plugins):
-            outcome = decoded(plugin, job, outcome, federation.method)
-        form = federation.method.card.form
-        if outcome.refused is not None or form is None:
-            return outcome.refused
-        context = UploadContext(federation.method, federation.server, job.client.id, job.message)
-        return find_mismatch(form, outcome.message, context)
-
-    def _emptied(self, message: Message) -> Message:
-        """The entries of a refused upload, for the count of releases, without its numbers."""
-        method = self.federation.method
-        kinds = {name: isinstance(value, torch.Tensor) for name, value in message.items()}
-        if method.card.form is not None:
-            kinds = {name: isinstance(entry, Entry) for name, entry in method.card.form.items() if name in message}
-        empty = freeze({name: torch.empty(0) if alone else {} for name, alone in kinds.items()})
-        try:
-            method.nbytes_in_paper(empty)
-        except Exception:  # of a method without a form, whose own count it breaks
-            return freeze({})
-        return empty
+    def _excess(self, report: TaskResult) -> str | None:
+        """Which of the numbers beside an upload is larger than any of an upload may be."""
+        largest = self.federation.plugin("robust_aggregation").settings.max_magnitude or math.inf
+        if not abs(report.loss) <= largest:
+            return f"the training loss is {report.loss:g}"
+        for name, value in report.sums.items():
+            if not abs(value) <= largest * max(report.steps, 1):
+                return f"the sum '{name}' is {value:g}"
+        return None
 
 
 def _held(client: Client) -> str:

@@ -17,18 +17,22 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, freeze
+from polyfed.core.message import Message, first_nonfinite, freeze
 from polyfed.core.method import Method
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Settings, Training
+from polyfed.core.upload_forms import UploadContext
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.method_wrappers import preview
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import Rejected as Rejected
+from polyfed.engine.uploads import find_mismatch
 from polyfed.engine.work_in_flight import WorkInFlight
-from polyfed.errors import ConfigError, RunError, described
+from polyfed.errors import ConfigError, RunError, described, first_line
 from polyfed.registry import PLUGINS
+
+_LONGEST = 300  # characters of an error that an upload has caused
 
 
 @dataclass
@@ -155,7 +159,8 @@ class Plugin:
         """What the server reads of all uploads of an exchange; by default, what `decode` makes of each."""
         if type(self).decode is Plugin.decode:
             return list(outcomes)
-        return [decoded(self, job, outcome, round.method) for job, outcome in zip(jobs, outcomes, strict=True)]
+        decoders = [functools.partial(self.decode, job=job, method=round.method) for job in jobs]
+        return [_decoded(outcome, decode) for outcome, decode in zip(outcomes, decoders, strict=True)]
 
     def after_jobs(
         self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
@@ -178,15 +183,48 @@ def reads_uploads(plugin: Plugin) -> bool:
     return any(getattr(type(plugin), hook) is not getattr(Plugin, hook) for hook in hooks)
 
 
-def decoded(plugin: Plugin, job: TrainJob, outcome: JobResult, method: Method) -> JobResult:
-    """The outcome with its upload decoded, or rejected."""
+def read_uploads(
+    plugins: Sequence[Plugin], round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult]
+) -> list[JobResult]:
+    """What the server reads of the uploads of an exchange, as the plugins decode them.
+
+    Whatever is wrong with an upload, its client's work counts for nothing, and the others go on. An upload from another
+    machine must also be finite as it arrives, and have the method's form (`MethodCard.form`) once it is decoded.
+    """
+    read = [_decoded(outcome, _check_finite) if outcome.is_remote else outcome for outcome in sent]
+    for plugin in reversed(plugins):  # what was done last to uploads is undone first
+        read = plugin.receive(round, jobs, read)
+    checks = [functools.partial(_check_form, round, job) for job in jobs]
+    return [_decoded(one, check) if one.is_remote else one for one, check in zip(read, checks, strict=True)]
+
+
+def _decoded(outcome: JobResult, decode: Callable[[Message], Message]) -> JobResult:
+    """The outcome with its upload decoded; refused if that fails, in whatever way."""
     if not outcome.counts:
         return outcome
     try:
-        message = plugin.decode(outcome.message, job, method)
+        message = decode(outcome.message)
     except (Rejected, RunError) as problem:
-        return dataclasses.replace(outcome, message=freeze({}), refused=str(problem))
-    return outcome if message is outcome.message else dataclasses.replace(outcome, message=message)
+        reason = str(problem)
+    except Exception as error:  # an upload may be anything
+        reason = f"the upload cannot be read: {first_line(error)[:_LONGEST]}"
+    else:
+        return outcome if message is outcome.message else dataclasses.replace(outcome, message=message)
+    return dataclasses.replace(outcome, message=freeze({}), refused=reason)
+
+
+def _check_finite(upload: Message) -> Message:
+    if name := first_nonfinite(upload):
+        raise Rejected(f"the upload is not finite ({name[:60]!r})")
+    return upload
+
+
+def _check_form(round: Round, job: TrainJob, upload: Message) -> Message:
+    form = round.method.card.form
+    known = UploadContext(round.method, round.server, job.client.id, job.message)
+    if form is not None and (problem := find_mismatch(form, upload, known)):
+        raise Rejected(problem)
+    return upload
 
 
 _Kind = TypeVar("_Kind", bound=Plugin)

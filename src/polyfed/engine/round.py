@@ -19,7 +19,7 @@ from polyfed.core.settings import Training
 from polyfed.engine.evaluation import Evaluator, not_evaluated
 from polyfed.engine.executors.client_work import Executor
 from polyfed.engine.executors.jobs import JobResult, TrainJob
-from polyfed.engine.plugin import Plugin
+from polyfed.engine.plugin import Plugin, read_uploads
 from polyfed.engine.round_state import Round
 from polyfed.engine.transaction import Transaction
 from polyfed.errors import PolyfedError, RunError
@@ -85,9 +85,7 @@ class RoundRunner:
         for place, exchange in enumerate(exchanges):
             jobs = self._jobs(round, exchange, place)
             sent = self.executor.run(jobs, functools.partial(self._job_done, len(jobs)))
-            read = list(sent)
-            for plugin in reversed(self.plugins):  # what was done last to uploads is undone first
-                read = plugin.receive(round, jobs, read)
+            read = read_uploads(self.plugins, round, jobs, sent)
             uploads = self._take_over(round, jobs, sent, read)
             with server_stage("aggregation", round.number):
                 written = {number: writes(message) for number, message in uploads.items()}

@@ -83,7 +83,7 @@ class RoundTotals:
         self.down[number] = self.down.get(number, 0) + sent_nbytes(method, job.message)
         self.up[number] = self.up.get(number, 0) + (outcome.bytes_up if heard else 0)
         self.in_paper[0] += method.nbytes_in_paper(job.message)
-        self.in_paper[1] += method.nbytes_in_paper(outcome.message) if heard else 0
+        self.in_paper[1] += method.nbytes_in_paper(outcome.message) if heard and outcome.counts else 0
         if outcome.refused is not None:
             self.rejected.append({"client": number, "reason": outcome.refused})
         if not outcome.counts:

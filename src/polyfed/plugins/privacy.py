@@ -121,8 +121,10 @@ class UploadPrivacy(Plugin):
             number = arrived.client_id
             entries = None
             if left.bytes_up > 0 and number not in round.silenced:
-                # an upload that nobody could read has at most so many entries
-                entries = len(clipped_entries(arrived.message) if arrived.counts else left.message)
+                if arrived.counts:
+                    entries = len(clipped_entries(arrived.message))
+                else:  # an upload that nobody could read: at most those that it has, and that the method sends
+                    entries = min(len(left.message), len(round.method.card.form or left.message))
             released.setdefault(number, []).extend(self._given(number, entries, self.settings, job.exchange))
 
     def record(self, round: Round) -> dict[str, Any]:

@@ -242,7 +242,7 @@ class ClientWork:
         upload = freeze(made)
         name = first_nonfinite(upload, only_here=math.isfinite(largest))
         if name is not None:
-            return upload, f"the upload is not finite ('{name}')"
+            return freeze({}), f"the upload is not finite ('{name}')"  # no plugin has put noise on it
         try:
             for plugin in self.client.plugins:
                 changed = plugin.encode(upload, self.client, self.method, self.job.message)

@@ -126,6 +126,7 @@ class JobResult:
     dropped: bool = False
     largest: float = 0.0  # of what lies on a device of the message, the largest magnitude
     operations: int = 0  # of receiving, training, uploading, where they are counted
+    is_remote: bool = False  # it comes from another machine, and nothing of its message is known
 
     @property
     def counts(self) -> bool:

@@ -213,12 +213,28 @@ class Registry(Mapping[str, Any]):
         kind: what the entries are, in the singular, for messages ("method").
         entries: name -> ``"module:attribute"``.
         summaries: name -> what it is, in a line, for lists that import nothing.
+        package: what adds further entries when it is imported, which it is when a name is first asked for.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, str], summaries: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        entries: Mapping[str, str] | None = None,
+        summaries: Mapping[str, str] | None = None,
+        package: str = "",
+    ) -> None:
         self.kind = kind
-        self.entries: dict[str, Any] = dict(entries)
+        self._entries: dict[str, Any] = dict(entries or {})
         self._summaries = dict(summaries or {})
+        self._package = package
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """Name -> object, or where it is."""
+        package, self._package = self._package, ""
+        if package:
+            importlib.import_module(package)
+        return self._entries
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.entries:
@@ -319,47 +335,7 @@ METHODS = Registry(
     {name: summary for name, (_, summary) in _METHODS.items()},
 )
 
-_CNN = "polyfed.models.cnn"
-_RESNET = "polyfed.models.resnet"
-_VIT = "polyfed.models.vit"
-_LSTM = "polyfed.models.texts"
-_SERIES = "polyfed.models.series"
-_HARCNNS = tuple((blocks, stride) for blocks in (1, 2, 3) for stride in (1, 2, 3) if (blocks, stride) != (3, 3))
-_TRANSFORMERS = (  # heads, layers
-    (8, 1), (8, 2), (8, 4), (8, 8), (8, 16), (1, 4), (2, 4), (4, 4), (16, 4), (1, 1), (2, 2), (16, 16),
-)  # fmt: skip
-MODELS = Registry(
-    "model",
-    {
-        **{f"fedgh-cnn{i}": f"{_CNN}:fedgh_cnn{i}" for i in range(1, 6)},
-        **{f"fedhenn-h{i}": f"{_CNN}:fedhenn_h{i}" for i in range(1, 6)},
-        "fedhenn-cifar10": f"{_CNN}:fedhenn_cifar10",
-        "fedhenn-cifar100": f"{_CNN}:fedhenn_cifar100",
-        **{f"fedhenn-lstm{i}": f"{_LSTM}:fedhenn_lstm{i}" for i in (1, 2)},
-        "fedavg-cnn": f"{_CNN}:fedavg_cnn",
-        **{f"digits-cnn{i}": f"{_CNN}:digits_cnn{i}" for i in range(1, 6)},
-        "mlp-16-32": "polyfed.models.mlp:mlp_16_32",
-        "mlp-64-32": "polyfed.models.mlp:mlp_64_32",
-        "mlp-64-64-32": "polyfed.models.mlp:mlp_64_64_32",
-        **{f"cnn1d-{w}": f"{_SERIES}:cnn1d_{w}" for w in (16, 32, 64)},
-        "series-transformer": f"{_SERIES}:series_transformer",
-        **{f"resnet{d}": f"{_RESNET}:resnet{d}" for d in (4, 6, 8, 10, 14, 18, 22, 26)},
-        **{f"resnet{d}-cifar": f"{_RESNET}:resnet{d}_cifar" for d in (10, 14, 18, 22, 26)},
-        **{f"resnet{d}-half": f"{_RESNET}:resnet{d}_half" for d in (10, 14, 18, 22, 26)},
-        **{f"resnet{d}-gn": f"{_RESNET}:resnet{d}_gn" for d in (8, 10, 12, 14)},
-        "resnet152-preact": f"{_RESNET}:resnet152_preact",
-        "resnet152-preact-1000": f"{_RESNET}:resnet152_preact_1000",
-        **{f"vit-s{d}": f"{_VIT}:vit_s{d}" for d in (8, 9, 10, 11, 12)},
-        **{f"vit-s{d}-half": f"{_VIT}:vit_s{d}_half" for d in (8, 9, 10, 11, 12)},
-        "vit-xs": f"{_VIT}:vit_xs",
-        "harcnn": f"{_SERIES}:harcnn",
-        **{f"harcnn{blocks}-s{s}": f"{_SERIES}:harcnn{blocks}_s{s}" for blocks, s in _HARCNNS},
-        "text-transformer": f"{_LSTM}:text_transformer",
-        "fasttext": f"{_LSTM}:fasttext",
-        **{f"text-{kind}": f"{_LSTM}:text_{kind}" for kind in ("linear", "lstm", "gru", "bilstm")},
-        **{f"text-transformer-h{h}-l{n}": f"{_LSTM}:text_transformer_h{h}_l{n}" for h, n in _TRANSFORMERS},
-    },
-)
+MODELS = Registry("model", package="polyfed.models.networks")
 
 _FILES = ("digits", "cifar10", "cifar100", "cinic10", "fashion_mnist", "svhn", "sentiment140")
 PACKAGED = {  # data sets inside Python packages, and these

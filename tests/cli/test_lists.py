@@ -44,7 +44,7 @@ def dots() -> DatasetSource:
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> None:
     for registry, name, entry in ((METHODS, "gentle", Gentle), (MODELS, "small", small), (DATASETS, "dots", dots)):
-        monkeypatch.setattr(registry, "entries", {**registry.entries, name: entry})
+        monkeypatch.setitem(registry.entries, name, entry)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from polyfed.core.adapters import adapted_layers, adapter_state, add_adapters, d
 from polyfed.core.modules import float_state
 from polyfed.functional.lora import product
 from polyfed.models.adapt import split
+from polyfed.models.networks.vit import vision_transformer
 from polyfed.models.split import SplitModel
-from polyfed.models.vit import vision_transformer
 from tests.helpers.toys import net
 
 

@@ -14,7 +14,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
 from polyfed.model_groups import GROUPS
 from polyfed.models import build, with_projection
-from polyfed.models.texts import position_sines
+from polyfed.models.networks.texts import position_sines
 from polyfed.registry import MODELS
 
 RECIPE = {"data": {"dataset": "digits", "num_clients": 4}, "models": {}, "method": {"name": "local"}}

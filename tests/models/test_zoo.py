@@ -19,7 +19,7 @@ import polyfed
 from polyfed.errors import ConfigError
 from polyfed.functional.cross_layer import blocks
 from polyfed.models import SequentialSplit, SplitModel, build, cut_shapes, with_projection
-from polyfed.models.vit import DEPTHS, Attention, Block, vision_transformer
+from polyfed.models.networks.vit import DEPTHS, Attention, Block, vision_transformer
 from polyfed.models.zoo import page, without_memory
 from polyfed.registry import MODELS
 from tests.helpers.quick import others_slow

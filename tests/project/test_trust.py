@@ -203,7 +203,7 @@ def test_each_name_alone_is_refused(hostile: Path) -> None:
 def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "evil.py").write_text(
         "import pathlib\npathlib.Path(__file__).with_name('PWNED').touch()\n"
-        "from polyfed.models.cnn import digits_cnn1 as net\n"
+        "from polyfed.registry import MODELS\nnet = MODELS['digits-cnn1']\n"
     )
     (tmp_path / "mine.toml").write_text(small_recipe(models={"architectures": ["evil:net"]}))
     run = pf.run(tmp_path / "mine.toml", out=tmp_path / "run")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -233,28 +233,3 @@ def cut_shapes(model: SplitModel, x: Tensor) -> tuple[torch.Size, torch.Size]:
         s_in = model.extract(x)
         s_out = model.transform(s_in)
     return s_in.shape[1:], s_out.shape[1:]
-
-
-ImageShape = tuple[int, int, int]  # channels, height, width
-Builder = Callable[[ImageShape, int], SplitModel]
-
-
-def registered(name: str, about: str, make: Callable[..., SplitModel], *sizes: Any, **more: Any) -> Builder:
-    """The builder of a registered network: ``make(name, in_shape, classes, *sizes)``. about: for `polyfed models`."""
-
-    def build(in_shape: ImageShape, classes: int) -> SplitModel:
-        return make(name, in_shape, classes, *sizes, **more)
-
-    build.__name__ = name.replace("-", "_")
-    build.__doc__ = about
-    return build
-
-
-def check_request(name: str, in_shape: Sequence[int], classes: int) -> tuple[int, int, int]:
-    """Returns (channels, height, width), or says which of them a builder cannot use."""
-    if len(in_shape) != 3 or any(not isinstance(n, int) or n < 1 for n in in_shape):
-        raise ConfigError(f"{name} needs images (channels, height, width), got the shape {tuple(in_shape)}")
-    if not isinstance(classes, int) or classes < 1:
-        raise ConfigError(f"{name} needs at least one class, got {classes!r}")
-    channels, height, width = in_shape
-    return channels, height, width

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from polyfed.errors import ConfigError, MissingPackage, kind_and_line
 from polyfed.functional.modes import eval_mode
 from polyfed.models.adapt import Adapted, split
-from polyfed.models.split import SplitModel, check_request
-from polyfed.models.vit import DEPTHS, LARGE, from_timm
+from polyfed.models.networks import check_request
+from polyfed.models.networks.vit import DEPTHS, LARGE, from_timm
+from polyfed.models.split import SplitModel
 from polyfed.registry import MODELS
 
 FIRST_BLOCKS = (  # what ends the extractor unless the name says otherwise: the first of these that can be cut after

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,47 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from polyfed.errors import ConfigError, PolyfedError, kind_and_line
 from polyfed.models import third_party
+from polyfed.models.networks import HOMES, Home
 from polyfed.models.split import PARTS, HiddenHead, Part, SplitModel, with_projection
 from polyfed.models.wrappers import unwrapped
 from polyfed.registry import MODELS, import_object
-
-_CIFAR10 = ((3, 32, 32), 10)
-_CIFAR100 = ((3, 32, 32), 100)
-_DIGITS = ((1, 8, 8), 10)
-_SENTIMENT140 = ((25,), 2)
-_WINDOWS = ((6, 100), 7)
-_HAR = ((9, 128), 6)
-_AG_NEWS = ((200,), 4)
-_FEDHENN = "FedHeNN, Makhija et al., ICML 2022"
-_HTFLLIB = "HtFLlib, Zhang et al., KDD 2025, arXiv 2506.03954"
-_PREACT = "He et al., ECCV 2016, arXiv 1603.05027; as HeteroFL and FedRolex cut it"
-_HOMES = (  # pattern of names -> (home data: image shape, classes), paper; the first that fits counts
-    ("fedgh-*", _CIFAR10, "FedGH, Yi et al., ACM MM 2023, doi:10.1145/3581783.3611781"),
-    ("fedavg-cnn", _CIFAR10, _HTFLLIB),
-    ("fedhenn-cifar100", _CIFAR100, _FEDHENN),
-    ("fedhenn-lstm*", _SENTIMENT140, _FEDHENN),
-    ("fedhenn-*", _CIFAR10, _FEDHENN),
-    ("resnet152-preact-1000", ((3, 32, 32), 1000), _PREACT),
-    ("resnet152-preact", _CIFAR10, _PREACT),
-    ("resnet*-cifar", _CIFAR10, "He et al., CVPR 2016, arXiv 1512.03385; stem for 32 x 32 images"),
-    ("resnet*-gn", _CIFAR10, "He et al., CVPR 2016, arXiv 1512.03385; with GroupNorm"),
-    ("resnet*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
-    ("resnet[468]", _CIFAR10, _HTFLLIB),
-    ("resnet*", _CIFAR10, "FedIN, Chan et al., arXiv 2304.00759"),
-    ("vit-s*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
-    ("vit-xs", _CIFAR10, "polyfed; width 96, 3 heads"),
-    ("harcnn", _HAR, "PFLlib, Zhang et al., JMLR 2025, arXiv 2312.04992; for series, here of 9 channels and 128 steps"),
-    ("harcnn*", _HAR, f"{_HTFLLIB}; for series, here of 9 channels and 128 steps"),
-    ("fasttext", _AG_NEWS, _HTFLLIB),
-    ("text-transformer-h*", _AG_NEWS, _HTFLLIB),
-    ("text-transformer", _SENTIMENT140, "polyfed; width 64, 4 heads"),
-    ("text-*", _AG_NEWS, _HTFLLIB),
-    ("vit-s*", ((3, 224, 224), 10), "FedIN, Chan et al., arXiv 2304.00759"),
-    ("digits-*", _DIGITS, "polyfed"),
-    ("cnn1d-*", _WINDOWS, "polyfed; for series, here of 6 channels and 100 steps"),
-    ("series-transformer", _WINDOWS, "polyfed; likewise"),
-    ("mlp-*", ((30,), 2), "polyfed; for tables, here of 30 features"),
-)
 
 
 def build(
@@ -140,22 +102,18 @@ def page(name: str) -> dict[str, Any]:
     plain = name.partition("#")[0]
     is_of_others = third_party.builder_for(plain) is not None
     about = "" if is_of_others else " ".join((MODELS[plain].__doc__ or "").replace("`", "").split())
-    row: dict[str, Any] = dict.fromkeys(("name", "in_shape", "classes", "parameters", "feature_dim", "paper"))
-    row |= {"name": name, "paper": "", "about": about, "parts": {}}
-    homes = [
-        (home, paper) for pattern, home, paper in _HOMES if fnmatch.fnmatchcase(plain, pattern) and _is_ours(plain)
-    ]
-    homes = [(_CIFAR10, plain.partition(":")[0])] if is_of_others else homes
-    if not homes:
+    home = Home((3, 32, 32), 10, plain.partition(":")[0]) if is_of_others else HOMES.get(plain)
+    row: dict[str, Any] = {"name": name, **dict.fromkeys(("in_shape", "classes", "parameters", "feature_dim"))}
+    row |= {"paper": "", "about": about, "parts": {}}
+    if home is None:
         return row
-    (in_shape, classes), paper = homes[0]
     with without_memory():
-        model = build(name, in_shape, classes)
+        model = build(name, home.in_shape, home.classes)
     parts: dict[Part, int] = dict.fromkeys(PARTS, 0)
     for tensor_name, parameter in model.named_parameters():
         parts[model.part_of(tensor_name)] += parameter.numel()
-    row |= {"in_shape": in_shape, "classes": classes, "feature_dim": model.feature_dim, "paper": paper}
-    return row | {"parameters": sum(parts.values()), "parts": parts}
+    row |= {"in_shape": home.in_shape, "classes": home.classes, "paper": home.paper, "parts": parts}
+    return row | {"parameters": sum(parts.values()), "feature_dim": model.feature_dim}
 
 
 @contextlib.contextmanager
@@ -175,10 +133,6 @@ class _Undrawn(TorchFunctionMode):
         if getattr(function, "__name__", "").endswith(("normal_", "uniform_")):
             return named["tensor"] if "tensor" in named else arguments[0]
         return function(*arguments, **named)
-
-
-def _is_ours(name: str) -> bool:
-    return getattr(MODELS[name], "__module__", "").startswith("polyfed.models.")
 
 
 def _call(

@@ -15,7 +15,7 @@ from polyfed.errors import ConfigError
 from polyfed.methods.building_blocks.early_exits import add_early_exits
 from polyfed.models import build
 from polyfed.models.adapt import split
-from polyfed.models.resnet import PreActBottleneck
+from polyfed.models.networks.resnet import PreActBottleneck
 from tests.helpers.toys import Forward
 
 DEPTHS = (0.4, 0.55, 0.7, 0.85, 1.0)

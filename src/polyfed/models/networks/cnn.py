@@ -22,20 +22,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from polyfed.errors import ConfigError
-from polyfed.models.split import (
-    Builder,
-    ImageShape,
-    SequentialSplit,
-    SplitModel,
-    channels_last,
-    check_request,
-    registered,
-)
+from polyfed.models.networks import Home, ImageShape, check_request, register
+from polyfed.models.split import SequentialSplit, SplitModel, channels_last
 
 _MANY_CLASSES = 100  # from here on FedHeNN's H3 and H4 take the sizes of its CIFAR-100 networks
 
@@ -98,38 +92,43 @@ def _cnn(
     return channels_last(model)  # 0.75 to 1.01 of the time of channels first
 
 
-def _spelt(convs: Sequence[int], hidden: Sequence[int]) -> str:
+def _spelled(convs: Sequence[int], hidden: Sequence[int]) -> str:
     layers = f", FC {'-'.join(map(str, hidden))}" if hidden else " and the head"
     return f"conv {', '.join(map(str, convs))}{layers}"
 
 
-def _builder(
-    name: str, convs: Sequence[int], hidden: Sequence[int], many: Sequence[Sequence[int]] = (), **more: Any
-) -> Builder:
-    about = f"{_spelt(convs, hidden)}{f'; from 100 classes on {_spelt(*many)}' if many else ''}."
-    return registered(name, about, _cnn, convs, hidden, many=many, **more)
+def _register(
+    home: Home, name: str, convs: Sequence[int], hidden: Sequence[int], many: Sequence[Sequence[int]] = (), **more: Any
+) -> None:
+    about = f"{_spelled(convs, hidden)}{f'; from 100 classes on {_spelled(*many)}' if many else ''}."
+    register(name, _cnn, home, about, convs=convs, hidden=hidden, many=many, **more)
 
 
+_IMAGES = (3, 32, 32)
+_FEDGH = Home(_IMAGES, 10, "FedGH, Yi et al., ACM MM 2023, doi:10.1145/3581783.3611781")
+_FEDHENN = Home(_IMAGES, 10, "FedHeNN, Makhija et al., ICML 2022")
+_HTFLLIB = Home(_IMAGES, 10, "HtFLlib, Zhang et al., KDD 2025, arXiv 2506.03954")
+_DIGITS = Home((1, 8, 8), 10, "polyfed")
 _SMALL: dict[str, Any] = {"kernel": 3, "padding": 1}
 
-fedgh_cnn1 = _builder("fedgh-cnn1", (16, 32), (2000, 500))
-fedgh_cnn2 = _builder("fedgh-cnn2", (16, 16), (2000, 500))
-fedgh_cnn3 = _builder("fedgh-cnn3", (16, 32), (1000, 500))
-fedgh_cnn4 = _builder("fedgh-cnn4", (16, 32), (800, 500))
-fedgh_cnn5 = _builder("fedgh-cnn5", (16, 32), (500, 500))
+_register(_FEDGH, "fedgh-cnn1", (16, 32), (2000, 500))
+_register(_FEDGH, "fedgh-cnn2", (16, 16), (2000, 500))
+_register(_FEDGH, "fedgh-cnn3", (16, 32), (1000, 500))
+_register(_FEDGH, "fedgh-cnn4", (16, 32), (800, 500))
+_register(_FEDGH, "fedgh-cnn5", (16, 32), (500, 500))
 
-fedhenn_h1 = _builder("fedhenn-h1", (32,), ())
-fedhenn_h2 = _builder("fedhenn-h2", (32,), (64,))
-fedhenn_h3 = _builder("fedhenn-h3", (64, 64), (120,), many=((64, 128), (256,)))
-fedhenn_h4 = _builder("fedhenn-h4", (64, 64), (120, 64), many=((64, 128), (256, 128)))
-fedhenn_h5 = _builder("fedhenn-h5", (64, 128, 128), (256, 128), **_SMALL)
-fedhenn_cifar10 = _builder("fedhenn-cifar10", (64, 64), (120, 64))
-fedhenn_cifar100 = _builder("fedhenn-cifar100", (64, 128), (256, 128))
+_register(_FEDHENN, "fedhenn-h1", (32,), ())
+_register(_FEDHENN, "fedhenn-h2", (32,), (64,))
+_register(_FEDHENN, "fedhenn-h3", (64, 64), (120,), many=((64, 128), (256,)))
+_register(_FEDHENN, "fedhenn-h4", (64, 64), (120, 64), many=((64, 128), (256, 128)))
+_register(_FEDHENN, "fedhenn-h5", (64, 128, 128), (256, 128), **_SMALL)
+_register(_FEDHENN, "fedhenn-cifar10", (64, 64), (120, 64))
+_register(replace(_FEDHENN, classes=100), "fedhenn-cifar100", (64, 128), (256, 128))
 
-fedavg_cnn = _builder("fedavg-cnn", (32, 64), (512,))
+_register(_HTFLLIB, "fedavg-cnn", (32, 64), (512,))
 
-digits_cnn1 = _builder("digits-cnn1", (16,), (64,), **_SMALL)
-digits_cnn2 = _builder("digits-cnn2", (16,), (128, 64), **_SMALL)
-digits_cnn3 = _builder("digits-cnn3", (16, 32), (64,), **_SMALL)
-digits_cnn4 = _builder("digits-cnn4", (16, 32, 32), (64,), unpooled=(1,), **_SMALL)
-digits_cnn5 = _builder("digits-cnn5", (16, 32, 64), (64,), unpooled=(2,), **_SMALL)
+_register(_DIGITS, "digits-cnn1", (16,), (64,), **_SMALL)
+_register(_DIGITS, "digits-cnn2", (16,), (128, 64), **_SMALL)
+_register(_DIGITS, "digits-cnn3", (16, 32), (64,), **_SMALL)
+_register(_DIGITS, "digits-cnn4", (16, 32, 32), (64,), unpooled=(1,), **_SMALL)
+_register(_DIGITS, "digits-cnn5", (16, 32, 64), (64,), unpooled=(2,), **_SMALL)

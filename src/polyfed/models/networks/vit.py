@@ -20,12 +20,14 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
-from polyfed.models.split import Builder, ImageShape, SequentialSplit, SplitModel, check_request, registered
+from polyfed.models.networks import Home, ImageShape, check_request, register
+from polyfed.models.split import SequentialSplit, SplitModel
 
 DEPTHS = (8, 9, 10, 11, 12)
 _WIDTH, _HEADS = 384, 6
@@ -204,15 +206,22 @@ def _draw(weight: Tensor, std: float) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
-def _builder(name: str, depth: int, width: int = _WIDTH, heads: int = _HEADS, patch: int | None = None) -> Builder:
-    def make(name: str, in_shape: ImageShape, classes: int) -> SplitModel:
-        return vision_transformer(in_shape, classes, depth, patch, width, heads, name)
-
-    return registered(name, f"{depth} blocks of width {width} with {heads} heads.", make)
+_FEDIN = Home((3, 224, 224), 10, "FedIN, Chan et al., arXiv 2304.00759")
+_HALF = Home((3, 32, 32), 10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide")
+_EXTRA_SMALL = Home((3, 32, 32), 10, "polyfed; width 96, 3 heads")
 
 
-vit_s8, vit_s9, vit_s10, vit_s11, vit_s12 = (_builder(f"vit-s{d}", d) for d in DEPTHS)
-vit_s8_half, vit_s9_half, vit_s10_half, vit_s11_half, vit_s12_half = (
-    _builder(f"vit-s{d}-half", d, _WIDTH // 2, _HEADS // 2) for d in DEPTHS
-)
-vit_xs = _builder("vit-xs", 4, 96, 3, patch=8)
+def _register(home: Home, name: str, depth: int, width: int, heads: int, patch: int | None = None) -> None:
+    about = f"{depth} blocks of width {width} with {heads} heads."
+    register(name, _named, home, about, depth=depth, width=width, heads=heads, patch=patch)
+
+
+def _named(name: str, in_shape: ImageShape, classes: int, **sizes: Any) -> SplitModel:
+    return vision_transformer(in_shape, classes, **sizes, name=name)
+
+
+for _depth in DEPTHS:
+    _register(_FEDIN, f"vit-s{_depth}", _depth, _WIDTH, _HEADS)
+for _depth in DEPTHS:
+    _register(_HALF, f"vit-s{_depth}-half", _depth, _WIDTH // 2, _HEADS // 2)
+_register(_EXTRA_SMALL, "vit-xs", 4, 96, 3, patch=8)

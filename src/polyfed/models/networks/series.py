@@ -4,8 +4,8 @@ The 1-D CNNs and the transformer end with Linear (to D = 64), ReLU and a linear 
 representations can mix them. Cuts: extractor = the first layer, intermediate = the rest up to the last ReLU, head = the
 last Linear.
 
-The transformer is the Vision Transformer of `polyfed.models.vit` (arXiv 2010.11929) of width 48 with 3 heads on pieces
-of the series in place of an image's; the length is a multiple of 10.
+The transformer is the Vision Transformer of `polyfed.models.networks.vit` (arXiv 2010.11929) of width 48 with 3 heads
+on pieces of the series in place of an image's; the length is a multiple of 10.
 
 The HARCNNs are those that HtFLlib runs (Zhang et al., KDD 2025, arXiv 2506.03954): one to three blocks of
 convolution, ReLU and max pooling with 32, 64 and 128 filters, whose outputs are averaged to D = 512. PFLlib's (JMLR
@@ -23,8 +23,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
-from polyfed.models.split import Builder, SequentialSplit, registered
-from polyfed.models.vit import Block, ClassToken, Tokens
+from polyfed.models.networks import Home, register
+from polyfed.models.networks.vit import Block, ClassToken, Tokens
+from polyfed.models.split import SequentialSplit
 
 _FEATURES = 64  # D
 _PATCH = 10  # steps of a piece that the transformer reads as one
@@ -49,15 +50,7 @@ def _cnn(name: str, in_shape: tuple[int, ...], classes: int, width: int) -> Sequ
     return _split(name, first, rest, 2 * width, classes)
 
 
-cnn1d_16, cnn1d_32, cnn1d_64 = (
-    registered(f"cnn1d-{width}", f"A 1-D CNN with {width} and {2 * width} filters.", _cnn, width)
-    for width in (16, 32, 64)
-)
-
-
-def series_transformer(in_shape: tuple[int, ...], classes: int) -> SequentialSplit:
-    """A transformer of two blocks on pieces of 10 steps."""
-    name = "series-transformer"
+def _transformer(name: str, in_shape: tuple[int, ...], classes: int) -> SequentialSplit:
     channels = _channels(name, in_shape, least=_PATCH)
     if in_shape[-1] % _PATCH:
         raise ConfigError(f"{name} needs series of a length that is a multiple of {_PATCH}, got {in_shape[-1]}")
@@ -102,19 +95,6 @@ def _steps_before(blocks: int, kernel: int, stride: int) -> int:
     return steps
 
 
-def _har_builder(name: str, filters: Sequence[int], kernel: int, stride: int) -> Builder:
-    about = f"HtFLlib's HARCNN: {', '.join(map(str, filters))} filters of {kernel} steps, stride {stride}."
-    return registered(name, about, _harcnn, filters, kernel, stride, linear=False)
-
-
-harcnn1_s1, harcnn1_s2, harcnn1_s3 = (_har_builder(f"harcnn1-s{s}", (32,), 9, s) for s in (1, 2, 3))
-harcnn2_s1, harcnn2_s2, harcnn2_s3 = (_har_builder(f"harcnn2-s{s}", (32, 64), 9, s) for s in (1, 2, 3))
-harcnn3_s1, harcnn3_s2 = (_har_builder(f"harcnn3-s{s}", (32, 64, 128), 5, s) for s in (1, 2))
-harcnn = registered(
-    "harcnn", "PFLlib's HARCNN, with linear layers behind two blocks.", _harcnn, (32, 64), 9, 1, linear=True
-)
-
-
 def _channels(name: str, in_shape: tuple[int, ...], least: int) -> int:
     if len(in_shape) != 2 or in_shape[0] < 1 or in_shape[1] < least:
         raise ConfigError(
@@ -133,3 +113,35 @@ def _split(
     """The parts, with Linear and ReLU to D behind `rest`, whose output is (N, width)."""
     rest = rest | _layers(fc=nn.Linear(width, _FEATURES), relu=nn.ReLU())
     return SequentialSplit(nn.Sequential(first), nn.Sequential(rest), nn.Linear(_FEATURES, classes), name)
+
+
+_WINDOWS = Home((6, 100), 7, "polyfed; for series, here of 6 channels and 100 steps")
+_HAR = "for series, here of 9 channels and 128 steps"
+_PFLLIB = Home((9, 128), 6, f"PFLlib, Zhang et al., JMLR 2025, arXiv 2312.04992; {_HAR}")
+_HTFLLIB = Home((9, 128), 6, f"HtFLlib, Zhang et al., KDD 2025, arXiv 2506.03954; {_HAR}")
+
+for _width in (16, 32, 64):
+    register(f"cnn1d-{_width}", _cnn, _WINDOWS, f"A 1-D CNN with {_width} and {2 * _width} filters.", width=_width)
+register("series-transformer", _transformer, _WINDOWS, "A transformer of two blocks on pieces of 10 steps.")
+register(
+    "harcnn",
+    _harcnn,
+    _PFLLIB,
+    "PFLlib's HARCNN, with linear layers behind two blocks.",
+    filters=(32, 64),
+    kernel=9,
+    stride=1,
+    linear=True,
+)
+for _filters, _kernel, _strides in (((32,), 9, (1, 2, 3)), ((32, 64), 9, (1, 2, 3)), ((32, 64, 128), 5, (1, 2))):
+    for _stride in _strides:
+        register(
+            f"harcnn{len(_filters)}-s{_stride}",
+            _harcnn,
+            _HTFLLIB,
+            f"HtFLlib's HARCNN: {', '.join(map(str, _filters))} filters of {_kernel} steps, stride {_stride}.",
+            filters=_filters,
+            kernel=_kernel,
+            stride=_stride,
+            linear=False,
+        )

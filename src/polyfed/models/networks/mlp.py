@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
+from polyfed.models.networks import Home, register
 from polyfed.models.split import SequentialSplit
 
 _FIRST, _LAST = 64, 32  # units of the first hidden layer, where it is not narrower, and of the last
@@ -62,29 +63,18 @@ class CategoryVectors(nn.Module):
         return torch.cat(parts, dim=1)
 
 
-def mlp_16_32(in_shape: tuple[int, ...], classes: int, categories: Sequence[int] = ()) -> SequentialSplit:
-    """Hidden layers of 16 and 32. categories: see `CategoryVectors`; none: all features are numbers."""
-    return _mlp("mlp-16-32", in_shape, classes, categories, first=16)
-
-
-def mlp_64_32(in_shape: tuple[int, ...], classes: int, categories: Sequence[int] = ()) -> SequentialSplit:
-    """Hidden layers of 64 and 32."""
-    return _mlp("mlp-64-32", in_shape, classes, categories)
-
-
-def mlp_64_64_32(in_shape: tuple[int, ...], classes: int, categories: Sequence[int] = ()) -> SequentialSplit:
-    """Hidden layers of 64, 64 and 32."""
-    return _mlp("mlp-64-64-32", in_shape, classes, categories, more=True)
-
-
 def _mlp(
     name: str,
     in_shape: tuple[int, ...],
     classes: int,
-    categories: Sequence[int],
+    categories: Sequence[int] = (),
     first: int = _FIRST,
     more: bool = False,
 ) -> SequentialSplit:
+    """A network of a first hidden layer, another one where there are `more`, and a last one.
+
+    categories: see `CategoryVectors`; none: all features are numbers.
+    """
     features = math.prod(in_shape)
     if not in_shape or features < 1 or classes < 1:
         raise ConfigError(f"{name} needs inputs with features and at least one class, got {in_shape} and {classes}")
@@ -100,3 +90,9 @@ def _mlp(
         rest |= {"more": nn.Linear(first, first), "more_relu": nn.ReLU()}
     rest |= {f"{narrow}last": nn.Linear(first, _LAST), "last_relu": nn.ReLU()}
     return SequentialSplit(nn.Sequential(layers), nn.Sequential(rest), nn.Linear(_LAST, classes), architecture=name)
+
+
+_TABLE = Home((30,), 2, "polyfed; for tables, here of 30 features")
+register("mlp-16-32", _mlp, _TABLE, "Hidden layers of 16 and 32.", first=16)
+register("mlp-64-32", _mlp, _TABLE, "Hidden layers of 64 and 32.")
+register("mlp-64-64-32", _mlp, _TABLE, "Hidden layers of 64, 64 and 32.", more=True)

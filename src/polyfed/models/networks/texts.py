@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,9 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from polyfed.errors import ConfigError
+from polyfed.models.networks import Home, register
+from polyfed.models.networks.vit import Block
 from polyfed.models.split import SequentialSplit, SplitModel
-from polyfed.models.vit import Block
 
 PADDING = 0
 IDS = 5002  # padding, unknown and 5000 words
@@ -85,17 +86,8 @@ class LSTMLastState(nn.Module):
         return last
 
 
-def fedhenn_lstm1(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-    """FedHeNN's network for Sentiment140: one LSTM layer. `words`: see `LSTMLastState`."""
-    return _lstm("fedhenn-lstm1", in_shape, classes, words, layers=1)
-
-
-def fedhenn_lstm2(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-    """The same with two LSTM layers, for heterogeneous clients."""
-    return _lstm("fedhenn-lstm2", in_shape, classes, words, layers=2)
-
-
-def _lstm(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor, layers: int) -> SplitModel:
+def _lstm(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS, layers: int = 1) -> SplitModel:
+    """words: see `LSTMLastState`."""
     _check_texts(name, in_shape)
     intermediate = nn.Sequential(
         OrderedDict(fc1=nn.Linear(_STATE, _HIDDEN), relu1=nn.ReLU(), dropout=nn.Dropout(_DROPOUT))
@@ -135,11 +127,11 @@ class TextEncoder(nn.Module):
         return mean
 
 
-def text_transformer(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-    """Two blocks of width 64. `words`: see `TextEncoder`."""
-    _check_texts("text-transformer", in_shape)
+def _small_transformer(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
+    """words: see `TextEncoder`."""
+    _check_texts(name, in_shape)
     encoder = TextEncoder(words, in_shape[0])
-    return SequentialSplit(encoder, nn.LayerNorm(_TEXT_WIDTH), nn.Linear(_TEXT_WIDTH, classes), "text-transformer")
+    return SequentialSplit(encoder, nn.LayerNorm(_TEXT_WIDTH), nn.Linear(_TEXT_WIDTH, classes), name)
 
 
 class WordMean(nn.Module):
@@ -206,66 +198,38 @@ def position_sines(length: int, width: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)
 
 
-def fasttext(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-    """HtFLlib's fastText: the words' mean, a Linear layer without activation, the head."""
-    ids = _learned("fasttext", in_shape, words)
-    return _wide("fasttext", classes, WordMean(ids), fc=nn.Linear(_WIDE, _WIDE))
+def _mean_of_words(
+    name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS, linear: bool = False
+) -> SplitModel:
+    """linear: whether a Linear layer without activation stands before the head."""
+    reads = WordMean(_learned(name, in_shape, words))
+    behind: dict[str, nn.Module] = {"fc": nn.Linear(_WIDE, _WIDE)} if linear else {}
+    return _wide(name, classes, reads, **behind)
 
 
-def text_linear(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-    """HtFLlib's logistic regression: the words' mean, the head."""
-    return _wide("text-linear", classes, WordMean(_learned("text-linear", in_shape, words)))
+def _text_lstm(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
+    states = LastWordState(_learned(name, in_shape, words), nn.LSTM, layers=2)
+    return _wide(name, classes, states, relu=nn.ReLU(), dropout=nn.Dropout(_LIGHT_DROPOUT))
 
 
-def text_lstm(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-    """HtFLlib's LSTM of two layers."""
-    states = LastWordState(_learned("text-lstm", in_shape, words), nn.LSTM, layers=2)
-    return _wide("text-lstm", classes, states, relu=nn.ReLU(), dropout=nn.Dropout(_LIGHT_DROPOUT))
+def _text_gru(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
+    states = LastWordState(_learned(name, in_shape, words), nn.GRU, layers=2)
+    return _wide(name, classes, states, dropout=nn.Dropout(_LIGHT_DROPOUT))
 
 
-def text_gru(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-    """HtFLlib's GRU of two layers."""
-    states = LastWordState(_learned("text-gru", in_shape, words), nn.GRU, layers=2)
-    return _wide("text-gru", classes, states, dropout=nn.Dropout(_LIGHT_DROPOUT))
+def _text_bilstm(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
+    states = LastWordState(_learned(name, in_shape, words), nn.LSTM, layers=1, both_ways=True)
+    return _wide(name, classes, states, fc=nn.Linear(2 * _WIDE, _WIDE))
 
 
-def text_bilstm(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-    """HtFLlib's bidirectional LSTM of one layer, behind it a Linear layer without activation."""
-    states = LastWordState(_learned("text-bilstm", in_shape, words), nn.LSTM, layers=1, both_ways=True)
-    return _wide("text-bilstm", classes, states, fc=nn.Linear(2 * _WIDE, _WIDE))
-
-
-def _wide_transformer(
-    name: str, in_shape: tuple[int, ...], classes: int, heads: int, layers: int, words: int | Tensor = IDS
+def _transformer(
+    name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS, heads: int = 8, layers: int = 1
 ) -> SplitModel:
     ids = _learned(name, in_shape, words)
     head = nn.Linear(_WIDE, classes)
     nn.init.uniform_(head.weight, -0.1, 0.1)
     nn.init.zeros_(head.bias)
     return SequentialSplit(FirstWord(ids, in_shape[0], heads, layers), nn.Sequential(), head, name)
-
-
-def _transformer_builder(heads: int, layers: int) -> Callable[..., SplitModel]:
-    name = f"text-transformer-h{heads}-l{layers}"
-
-    def build(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-        return _wide_transformer(name, in_shape, classes, heads, layers, words)
-
-    build.__name__ = name.replace("-", "_")
-    build.__doc__ = f"HtFLlib's transformer, {layers} deep, with {heads} heads a layer."
-    return build
-
-
-text_transformer_h8_l1, text_transformer_h8_l2, text_transformer_h8_l4, text_transformer_h8_l8 = (
-    _transformer_builder(8, layers) for layers in (1, 2, 4, 8)
-)
-text_transformer_h1_l4, text_transformer_h2_l4, text_transformer_h4_l4, text_transformer_h16_l4 = (
-    _transformer_builder(heads, 4) for heads in (1, 2, 4, 16)
-)
-text_transformer_h1_l1 = _transformer_builder(1, 1)
-text_transformer_h2_l2 = _transformer_builder(2, 2)
-text_transformer_h8_l16 = _transformer_builder(8, 16)
-text_transformer_h16_l16 = _transformer_builder(16, 16)
 
 
 def _wide(name: str, classes: int, reads: nn.Module, **behind: nn.Module) -> SequentialSplit:
@@ -282,3 +246,38 @@ def _learned(name: str, in_shape: tuple[int, ...], words: int | Tensor) -> int:
 def _check_texts(name: str, in_shape: tuple[int, ...]) -> None:
     if len(in_shape) != 1 or in_shape[0] < 1:
         raise ConfigError(f"{name} needs texts (length,), got the shape {tuple(in_shape)}")
+
+
+_TWEETS = Home((25,), 2, "FedHeNN, Makhija et al., ICML 2022")
+_NEWS = Home((200,), 4, "HtFLlib, Zhang et al., KDD 2025, arXiv 2506.03954")
+_SIZES = (  # heads, layers
+    (8, 1), (8, 2), (8, 4), (8, 8), (8, 16), (1, 4), (2, 4), (4, 4), (16, 4), (1, 1), (2, 2), (16, 16),
+)  # fmt: skip
+
+register("fedhenn-lstm1", _lstm, _TWEETS, "FedHeNN's network for Sentiment140: one LSTM layer.", layers=1)
+register("fedhenn-lstm2", _lstm, _TWEETS, "The same with two LSTM layers, for heterogeneous clients.", layers=2)
+register(
+    "text-transformer",
+    _small_transformer,
+    replace(_TWEETS, paper=f"polyfed; width {_TEXT_WIDTH}, {_HEADS} heads"),
+    f"Two blocks of width {_TEXT_WIDTH}.",
+)
+register(
+    "fasttext",
+    _mean_of_words,
+    _NEWS,
+    "HtFLlib's fastText: the words' mean, a Linear layer without activation, the head.",
+    linear=True,
+)
+register("text-linear", _mean_of_words, _NEWS, "HtFLlib's logistic regression: the words' mean, the head.")
+register("text-lstm", _text_lstm, _NEWS, "HtFLlib's LSTM of two layers.")
+register("text-gru", _text_gru, _NEWS, "HtFLlib's GRU of two layers.")
+register(
+    "text-bilstm",
+    _text_bilstm,
+    _NEWS,
+    "HtFLlib's bidirectional LSTM of one layer, behind it a Linear layer without activation.",
+)
+for _heads, _layers in _SIZES:
+    _about = f"HtFLlib's transformer, {_layers} deep, with {_heads} heads a layer."
+    register(f"text-transformer-h{_heads}-l{_layers}", _transformer, _NEWS, _about, heads=_heads, layers=_layers)

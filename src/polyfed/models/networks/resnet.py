@@ -29,26 +29,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.errors import ConfigError
-from polyfed.models.split import (
-    Builder,
-    ImageShape,
-    SequentialSplit,
-    SplitModel,
-    channels_last,
-    check_request,
-    registered,
-)
+from polyfed.models.networks import Home, ImageShape, check_request, register
+from polyfed.models.split import SequentialSplit, SplitModel, channels_last
 
 BLOCKS = {10: (1, 1, 1, 1), 14: (1, 1, 2, 2), 18: (2, 2, 2, 2), 22: (2, 2, 3, 3), 26: (3, 3, 3, 3)}
 WIDTHS = (64, 128, 256, 512)
 _HALVES = tuple(width // 2 for width in WIDTHS)
 _SMALL_BLOCKS = {8: (1, 1, 1), 10: (1, 1, 2), 12: (1, 2, 2), 14: (2, 2, 2)}
 _SMALL_WIDTHS = (16, 32, 64)
+_BLOCKS_152 = (3, 8, 36, 3)
+_IMAGENET_CLASSES = 1000
 _GROUPS = 4
 _LEAST = 8  # pixels a side; below it the last stages would see nothing but padding
 
@@ -118,12 +114,12 @@ class PreActBottleneck(nn.Module):
         return out + (x if self.shortcut is None else self.shortcut(first))
 
 
-def _preact(name: str, blocks: tuple[int, ...], in_shape: ImageShape, classes: int) -> SplitModel:
+def _preact(name: str, in_shape: ImageShape, classes: int, least_classes: int = 1) -> SplitModel:
     channels = _image_channels(name, in_shape, classes)
     stem: OrderedDict[str, nn.Module] = OrderedDict(conv1=nn.Conv2d(channels, WIDTHS[0], 3, padding=1, bias=False))
     body: OrderedDict[str, nn.Module] = OrderedDict()
     c_in = WIDTHS[0]
-    for s, (planes, count) in enumerate(zip(WIDTHS, blocks, strict=True), start=1):
+    for s, (planes, count) in enumerate(zip(WIDTHS, _BLOCKS_152, strict=True), start=1):
         first = PreActBottleneck(c_in, planes, stride=1 if s == 1 else 2)
         c_in = 4 * planes
         body[f"stage{s}"] = nn.Sequential(first, *(PreActBottleneck(c_in, planes, stride=1) for _ in range(count - 1)))
@@ -131,9 +127,8 @@ def _preact(name: str, blocks: tuple[int, ...], in_shape: ImageShape, classes: i
     body["relu"] = nn.ReLU()
     body["pool"] = nn.AdaptiveAvgPool2d(1)
     body["flatten"] = nn.Flatten()
-    return _initialized(
-        SequentialSplit(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name)
-    )
+    head = nn.Linear(c_in, max(classes, least_classes))
+    return _initialized(SequentialSplit(nn.Sequential(stem), nn.Sequential(body), head, architecture=name))
 
 
 def _image_channels(name: str, in_shape: ImageShape, classes: int) -> int:
@@ -179,47 +174,46 @@ def _resnet(
     return channels_last(_initialized(model)) if cifar else _initialized(model)  # what is faster, as measured
 
 
-def _builder(name: str, depth: int, cifar: bool = False, widths: tuple[int, ...] = WIDTHS) -> Builder:
+_HTFLLIB = Home((3, 32, 32), 10, "HtFLlib, Zhang et al., KDD 2025, arXiv 2506.03954")
+_FEDIN = Home((3, 32, 32), 10, "FedIN, Chan et al., arXiv 2304.00759")
+_FEDIN_HALF = replace(_FEDIN, paper="FedIN's, Chan et al., arXiv 2304.00759, half as wide")
+_CIFAR = replace(_FEDIN, paper="He et al., CVPR 2016, arXiv 1512.03385; stem for 32 x 32 images")
+_GROUP_NORM = replace(_FEDIN, paper="He et al., CVPR 2016, arXiv 1512.03385; with GroupNorm")
+_PREACT = replace(_FEDIN, paper="He et al., ECCV 2016, arXiv 1603.05027; as HeteroFL and FedRolex cut it")
+
+
+def _register(
+    home: Home,
+    name: str,
+    blocks: tuple[int, ...],
+    widths: tuple[int, ...] = WIDTHS,
+    cifar: bool = False,
+    norm: Norm = nn.BatchNorm2d,
+) -> None:
+    """A network of basic blocks. cifar: whether its stem is that for small images."""
     stem = "3 x 3 stem without pool" if cifar else "7 x 7 stem"
-    about = f"Blocks {' '.join(map(str, BLOCKS[depth]))}, {stem}, widths {' '.join(map(str, widths))}."
-    return registered(name, about, _resnet, BLOCKS[depth], cifar, widths)
+    normalized = "" if norm is nn.BatchNorm2d else " with GroupNorm"
+    about = f"Blocks {' '.join(map(str, blocks))}{normalized}, {stem}, widths {' '.join(map(str, widths))}."
+    register(name, _resnet, home, about, blocks=blocks, cifar=cifar, widths=widths, norm=norm)
 
 
-def _small_builder(depth: int) -> Builder:
-    blocks = _SMALL_BLOCKS[depth]
-    about = f"Blocks {' '.join(map(str, blocks))} with GroupNorm, 3 x 3 stem without pool, widths 16 32 64."
-    return registered(f"resnet{depth}-gn", about, _resnet, blocks, True, _SMALL_WIDTHS, group_norm)
-
-
-resnet4, resnet6, resnet8 = (
-    registered(
-        f"resnet{2 + 2 * stages}",
-        f"Blocks {' '.join('1' * stages)}, 7 x 7 stem, widths {' '.join(map(str, WIDTHS[:stages]))}.",
-        _resnet,
-        (1,) * stages,
-        False,
-        WIDTHS[:stages],
-    )
-    for stages in (1, 2, 3)
+for _stages in (1, 2, 3):
+    _register(_HTFLLIB, f"resnet{2 + 2 * _stages}", (1,) * _stages, WIDTHS[:_stages])
+for _depth, _blocks in BLOCKS.items():
+    _register(_FEDIN, f"resnet{_depth}", _blocks)
+for _depth, _blocks in BLOCKS.items():
+    _register(_CIFAR, f"resnet{_depth}-cifar", _blocks, cifar=True)
+for _depth, _blocks in BLOCKS.items():
+    _register(_FEDIN_HALF, f"resnet{_depth}-half", _blocks, _HALVES)
+for _depth, _few in _SMALL_BLOCKS.items():
+    _register(_GROUP_NORM, f"resnet{_depth}-gn", _few, _SMALL_WIDTHS, cifar=True, norm=group_norm)
+register(
+    "resnet152-preact", _preact, _PREACT, "Bottleneck blocks 3 8 36 3 with BatchNorm first, 3 x 3 stem without pool."
 )
-resnet10, resnet14, resnet18, resnet22, resnet26 = (_builder(f"resnet{d}", d) for d in BLOCKS)
-resnet10_cifar, resnet14_cifar, resnet18_cifar, resnet22_cifar, resnet26_cifar = (
-    _builder(f"resnet{d}-cifar", d, cifar=True) for d in BLOCKS
+register(
+    "resnet152-preact-1000",
+    _preact,
+    replace(_PREACT, classes=_IMAGENET_CLASSES),
+    f"The same with at least {_IMAGENET_CLASSES} rows in the head, of which a task uses the first.",
+    least_classes=_IMAGENET_CLASSES,
 )
-resnet10_half, resnet14_half, resnet18_half, resnet22_half, resnet26_half = (
-    _builder(f"resnet{d}-half", d, widths=_HALVES) for d in BLOCKS
-)
-resnet8_gn, resnet10_gn, resnet12_gn, resnet14_gn = map(_small_builder, _SMALL_BLOCKS)
-
-_BLOCKS_152 = (3, 8, 36, 3)
-_IMAGENET_CLASSES = 1000
-
-
-def resnet152_preact(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Bottleneck blocks 3 8 36 3 with BatchNorm first, 3 x 3 stem without pool."""
-    return _preact("resnet152-preact", _BLOCKS_152, in_shape, classes)
-
-
-def resnet152_preact_1000(in_shape: ImageShape, classes: int) -> SplitModel:
-    """The same with at least 1000 rows in the head, of which a task uses the first."""
-    return _preact("resnet152-preact-1000", _BLOCKS_152, in_shape, max(classes, _IMAGENET_CLASSES))

@@ -37,7 +37,7 @@ USES: dict[str, Callable[[str], object]] = {
     "data": lambda name: load_dataset(name, "."),
     **{kind: lambda name, kind=kind: load_dataset(f"{kind}:{name}") for kind in ("csv", "npz", "images", "clients")},
     "root": lambda name: load_dataset("cifar10", name),
-    "parquet": lambda name: load_dataset("parquet", name),
+    "parquet": lambda name: load_dataset("cifar10", name),
     "vectors": lambda name: load_word_vectors(Path(name), {"a"}),
     "new inputs": lambda name: read(Path(name), InputSpec((2,), torch.float32, None, ("a", "b"))),
     "recipe": lambda name: pf.run(name),

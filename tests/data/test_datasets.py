@@ -78,7 +78,7 @@ def test_a_folder_under_root_is_found_by_its_name(folder: Path) -> None:
 
 
 def test_further_columns_follow_their_rows(folder: Path) -> None:
-    source = load_dataset("parquet", folder, columns=["writer", "page"])
+    source = load_dataset(f"parquet:{folder}", columns=["writer", "page"])
     assert source.train_columns["page"].tolist() == PAGES[:9]
     assert source.train_columns["writer"].tolist() == WRITERS[:9]
     assert source.test_columns["page"].tolist() == PAGES[9:]
@@ -91,15 +91,15 @@ def test_further_columns_follow_their_rows(folder: Path) -> None:
     assert few.test_columns["page"].tolist() == fewer.test_columns["page"].tolist()
     assert len({tuple(source.limited(5, None, purposes(seed)).train_columns["page"]) for seed in range(9)}) > 4
     assert source.limited(None, None, purposes(3)).train is source.train
-    assert load_dataset("parquet", folder).train_columns == {}
-    assert "did you mean 'writer'" in refused("parquet", folder, columns=["writers"])
+    assert load_dataset(f"parquet:{folder}").train_columns == {}
+    assert "did you mean 'writer'" in refused(f"parquet:{folder}", columns=["writers"])
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", some_images(2), {"kind": [0, 1]}, image_name="photo", features=False)
-    assert "none among: photo, kind" in refused("parquet", tmp_path)
+    assert "none among: photo, kind" in refused(f"parquet:{tmp_path}")
     for _ in ("cold", "warm"):
-        source = load_dataset("parquet", tmp_path, image_column="photo", label_column="kind")
+        source = load_dataset(f"parquet:{tmp_path}", image_column="photo", label_column="kind")
         assert (source.classes, source.label_column) == (2, "kind")
 
 
@@ -118,7 +118,7 @@ def test_labels_are_renumbered_only_where_needed(
 ) -> None:
     write_parquet(tmp_path / "train.parquet", some_images(3), {"label": labels})
     for _ in ("cold", "warm"):
-        source = load_dataset("parquet", tmp_path)
+        source = load_dataset(f"parquet:{tmp_path}")
         assert source.train.y.tolist() == numbers
         assert source.class_names == names
 
@@ -172,9 +172,9 @@ def same(a: DatasetSource, b: DatasetSource) -> bool:
 
 def test_the_second_load_decodes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = count_decodes(monkeypatch)
-    first = load_dataset("parquet", folder)
+    first = load_dataset(f"parquet:{folder}")
     assert len(decoded) == 13
-    assert same(first, load_dataset("parquet", folder))
+    assert same(first, load_dataset(f"parquet:{folder}"))
     assert len(decoded) == 13
 
 
@@ -182,28 +182,27 @@ def test_the_second_load_decodes_nothing(folder: Path, monkeypatch: pytest.Monke
 def test_a_damaged_cache_is_rebuilt(
     folder: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    first = load_dataset("parquet", folder)
+    first = load_dataset(f"parquet:{folder}")
     (stored,) = private_cache.rglob("*.safetensors")
     whole = stored.read_bytes()
     flipped = whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:]
     stored.write_bytes(whole[: len(whole) // 2] if harm == "cut" else flipped)
-    assert same(first, load_dataset("parquet", folder))
+    assert same(first, load_dataset(f"parquet:{folder}"))
     decoded = count_decodes(monkeypatch)
-    assert same(first, load_dataset("parquet", folder))
+    assert same(first, load_dataset(f"parquet:{folder}"))
     assert decoded == []
 
 
 def test_a_cache_that_cannot_be_written_is_passed_over(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "file"))
-    assert len(load_dataset("parquet", folder).train) == 9
+    assert len(load_dataset(f"parquet:{folder}").train) == 9
 
 
 def test_no_root_and_no_environment_says_what_is_needed() -> None:
     message = refused("cifar10")
     assert "cifar10/train*.parquet" in message
     assert "POLYFED_DATA" in message
-    assert "POLYFED_DATA" in refused("parquet")
 
 
 def test_unknown_names_suggest_the_nearest(folder: Path) -> None:
@@ -215,10 +214,10 @@ def test_unknown_names_suggest_the_nearest(folder: Path) -> None:
 
 def test_folders_that_are_no_data_set(tmp_path: Path) -> None:
     write_parquet(tmp_path / "tested" / "test.parquet", some_images(2), {"label": [0, 1]})
-    assert "expected a training file" in refused("parquet", tmp_path / "tested")
+    assert "expected a training file" in refused(f"parquet:{tmp_path / 'tested'}")
     for name in ("fine", "coarse"):
         write_parquet(tmp_path / "both" / name / "train.parquet", some_images(2), {"label": [0, 1]})
-    assert "several: coarse, fine" in refused("parquet", tmp_path / "both")
+    assert "several: coarse, fine" in refused(f"parquet:{tmp_path / 'both'}")
     for name in ("cifar100", "svhn"):
         assert f"{name}/train*.parquet" in refused(name, tmp_path)
 
@@ -226,7 +225,7 @@ def test_folders_that_are_no_data_set(tmp_path: Path) -> None:
 def test_validation_files_are_the_test_side_only_without_test_files(tmp_path: Path) -> None:
     for name, count in (("train", 3), ("validation", 2), ("test", 1)):
         write_parquet(tmp_path / "data" / f"{name}-0.parquet", some_images(count), {"label": list(range(count))})
-        sides = [len(samples) for _, samples in load_dataset("parquet", tmp_path).splits()]
+        sides = [len(samples) for _, samples in load_dataset(f"parquet:{tmp_path}").splits()]
         assert sides == {"train": [3], "validation": [3, 2], "test": [3, 1]}[name]
 
 
@@ -234,7 +233,7 @@ def test_validation_files_are_the_test_side_only_without_test_files(tmp_path: Pa
 def test_truncated_files(folder: Path, part: float) -> None:
     path = folder / "test.parquet"
     path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
-    message = refused("parquet", folder)
+    message = refused(f"parquet:{folder}")
     assert "expected a whole Parquet file" in message
     assert "test.parquet" in message
 
@@ -261,7 +260,7 @@ def test_no_image_and_no_label_column(tmp_path: Path) -> None:
 )
 def test_images_that_do_not_fit(tmp_path: Path, pictures: list[np.ndarray | bytes | None], problem: str) -> None:
     write_parquet(tmp_path / "train.parquet", pictures, {"label": [0, 1]})
-    message = refused("parquet", tmp_path)
+    message = refused(f"parquet:{tmp_path}")
     assert problem in message
     assert "row 1" in message
 
@@ -270,9 +269,9 @@ def test_labels_that_do_not_fit(folder: Path) -> None:
     wrong = {3: "expected labels 0..2", -1: "got -1", None: "expected 'label' in every row, got an empty one in row 1"}
     for label, problem in wrong.items():
         write_parquet(folder / "test.parquet", some_images(2), {"label": [0, label]}, names=NAMES)
-        assert problem in refused("parquet", folder)
+        assert problem in refused(f"parquet:{folder}")
     write_parquet(folder / "test.parquet", some_images(2), {"label": [0, 1]}, names={"label": ["x", "y", "z"]})
-    assert "other names or classes" in refused("parquet", folder)
+    assert "other names or classes" in refused(f"parquet:{folder}")
 
 
 def test_from_tensors_takes_arrays_and_tensors() -> None:
@@ -348,7 +347,7 @@ def test_cifar100_is_fine_unless_it_is_asked_coarse(tmp_path: Path) -> None:
 
 
 def test_columns_of_own_tensors_and_own_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mine(root: object, options: object) -> DatasetSource:
+    def mine(options: object) -> DatasetSource:
         return from_tensors((np.zeros((2, 3)), [0, 1]), train_columns={"user": np.array([5, 6], dtype=np.uint8)})
 
     monkeypatch.setitem(DATASETS.entries, "mine", mine)
@@ -399,7 +398,7 @@ def test_every_training_side_is_the_same(name: str) -> None:
     ("name", "problem"),
     [
         ("own_data:pairs", "cannot import data set 'own_data:pairs': AttributeError"),
-        ("imags:photos", "before a path: 'images:', 'csv:', 'clients:' or 'npz:'"),
+        ("imags:photos", "'images:PATH' (a folder per class)"),
         ("own_data:number", "should be a function without arguments, got a int"),
         ("own_data:failing", "data set 'own_data:failing' failed: ValueError: first line"),
         ("own_data:nothing", "got None"),

@@ -160,7 +160,7 @@ def test_series_of_different_lengths_are_refused() -> None:
 NONE = "; -1 often means that there is none; drop such rows, or name the column of the labels in label_column"
 
 
-def refused(name: str, root: Path | None) -> str:
+def refused(name: str, root: Path | None = None) -> str:
     return refusal(lambda: load_dataset(name, root))
 
 
@@ -169,7 +169,7 @@ def test_of_parquet_files(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train-1.parquet", some_images(3), {"label": [2, -1, -1]})
     where = tmp_path / "train-1.parquet"
     problem = f"expected labels from 0 on in column 'label', got -1 in row 1 of {where}, the first of 2 such rows{NONE}"
-    assert refused("parquet", tmp_path) == problem
+    assert refused(f"parquet:{tmp_path}") == problem
 
 
 def test_of_a_folder_for_each_client(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_csv_file_is_read_as_parquet_is(tmp_path: Path) -> None:
     assert (source.train.y.tolist(), source.class_names, source.words) == ([0, 1, 1], ("bad", "good"), 5002)
     assert source.train_columns["shop"].tolist() == [2, 1, 1]
     write(tmp_path / "same", "train", ["Broken; and it was\nlate!", "So good", "Good day"], [0, 1, 1])
-    same = load_dataset("parquet", tmp_path / "same", text_column="text", label_column="sentiment")
+    same = load_dataset(f"parquet:{tmp_path / 'same'}", text_column="text", label_column="sentiment")
     assert torch.equal(source.train.x, same.train.x)
     assert source.vocabulary is not None
     assert source.vocabulary.words[:2] == ("good", "!")

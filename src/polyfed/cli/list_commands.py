@@ -108,10 +108,12 @@ def datasets(
     Files are looked for below POLYFED_DATA.
     """
     from polyfed.cli.listing import of_dataset, of_datasets
-    from polyfed.data.datasets import documentation
-    from polyfed.data.shelves import on_the_shelf
+    from polyfed.data.datasets import known_sources
 
-    rows = {one: {"name": one, "here": here, **documentation(one)} for one, here in on_the_shelf().items()}
+    rows = {
+        one.name: {"name": one.name, "here": one.is_here(), "about": one.about, "text": one.text}
+        for one in known_sources()
+    }
     if name is None:
         _show([*rows.values()], of_datasets, json)
     elif name in rows:

@@ -78,7 +78,7 @@ def of_model(row: Mapping[str, Any], width: int) -> str:
 
 def of_dataset(row: Mapping[str, Any], width: int) -> str:
     """The page of one data set."""
-    here = {True: "yes", False: "no", None: "as root says"}[row["here"]]
+    here = {True: "yes", False: "no", None: "as its name says"}[row["here"]]
     lines = list(_facts(row["name"], row["about"], {"here": here}, width))
     for paragraph in filter(None, row["text"].split("\n\n")):
         lines += [*textwrap.wrap(" ".join(paragraph.split()), width), ""]

@@ -20,12 +20,12 @@ from polyfed.core.settings import (
     Training,
     problem_of_workers,
 )
-from polyfed.data.files import CLIENT
-from polyfed.data.options import PARTITION, PartitionSettings, SourceOptions, SourceSettings
+from polyfed.data.options import CLIENT, PARTITION, PartitionSettings, SourceOptions, SourceSettings
+from polyfed.data.sources import find_source
 from polyfed.model_groups import GROUPS
 from polyfed.places import LARGEST
 from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
-from polyfed.registry import CLIENTS, MODELS, NPZ, PACKAGED, PATHS, suggest
+from polyfed.registry import MODELS, suggest
 from polyfed.results import paper_tables
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.error_lines import shown
@@ -33,8 +33,6 @@ from polyfed.validation.error_lines import shown
 __all__ = ["SECTIONS", "Control", "Data", "MethodChoice", "Models", "RunSettings"]
 
 Control = Literal["pooled"]
-
-_BY_CLIENT = (CLIENTS, NPZ)  # before the path of data that lie there client by client
 
 
 class Data(PartitionSettings, SourceSettings):
@@ -63,13 +61,13 @@ class Data(PartitionSettings, SourceSettings):
     @classmethod
     def _clients_as_they_come(cls, given: Any) -> Any:
         """A folder or a file per client is partitioned so, unless another partition is asked for."""
-        if isinstance(given, Mapping) and str(given.get("dataset")).startswith(_BY_CLIENT) and "partition" not in given:
+        if isinstance(given, Mapping) and _lies_by_client(given.get("dataset")) and "partition" not in given:
             return {"group_by": CLIENT, **given, "partition": "by_group"}
         return given
 
     @model_validator(mode="after")
     def _fits_together(self) -> Data:
-        if self.dataset.startswith(_BY_CLIENT) and (self.limit_train or self.limit_test):
+        if _lies_by_client(self.dataset) and (self.limit_train or self.limit_test):
             raise ValueError(
                 f"limit_train could leave out whole clients of '{self.dataset}'; use max_train_per_client "
                 "and max_test_per_client"
@@ -92,9 +90,7 @@ class Data(PartitionSettings, SourceSettings):
     @model_validator(mode="after")
     def _root_is_read(self) -> Data:
         names = [self.dataset] if self.public_dataset is None else [self.dataset, self.public_dataset]
-        if self.root and not any(
-            name.startswith(PATHS) or (":" not in name and name not in ("digits", *PACKAGED)) for name in names
-        ):
+        if self.root and not any(map(_lies_below_root, names)):
             raise ValueError(
                 f"root = {shown(self.root)} does nothing beside dataset = '{self.dataset}', which reads no files; name "
                 "a dataset of files, or leave out root"
@@ -106,6 +102,17 @@ class Data(PartitionSettings, SourceSettings):
         settings = {name: getattr(self, name) for name in SourceSettings.model_fields}
         columns = [] if self.group_by is None else [self.group_by]
         return SourceOptions.model_construct(**settings, columns=columns, beside=[*beside])
+
+
+def _lies_by_client(dataset: object) -> bool:
+    """Whether each client has its own folder or file of it."""
+    found = find_source(str(dataset))
+    return found is not None and found.by_client
+
+
+def _lies_below_root(dataset: str) -> bool:
+    found = find_source(dataset)
+    return ":" not in dataset if found is None else found.files
 
 
 class Models(Settings):

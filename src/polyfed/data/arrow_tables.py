@@ -1,9 +1,8 @@
-"""Labeled images or texts in Parquet files in the layout of the Hugging Face Hub, and the Hub's own.
+"""Labeled images or texts in Parquet files in the layout of the Hugging Face Hub.
 
 They are read with pyarrow, not with ``datasets.load_dataset``: that one first writes a converted copy of every file,
 and needs no less memory. What `datasets` knows about the columns (which are images, which are labels and what the
-classes are called) stands in the files' own schema and is read from there. Files of the Hub, by ``owner/name``, are
-fetched and kept by the package huggingface_hub (the extra "hub").
+classes are called) stands in the files' own schema and is read from there.
 
 Shapes: N images or texts, C channels (1 gray, 3 RGB), H x W pixels.
 """
@@ -11,8 +10,7 @@ Shapes: N images or texts, C channels (1 gray, 3 RGB), H x W pixels.
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,17 +22,16 @@ from numpy.typing import NDArray
 from polyfed.data import cache
 from polyfed.data.classes import encode_labels
 from polyfed.data.column_schema import Columns, check_column, column_values, pick_columns, stored_features
-from polyfed.data.files import CLIENT, check_file, check_sides, find_split_files, owners, split_of
+from polyfed.data.dataset import DatasetSource
+from polyfed.data.files import check_file, check_sides, find_split_files, owners
 from polyfed.data.images import LabeledImages, cache_decoded, decode, from_cache
-from polyfed.data.labeled_texts import RawTexts
-from polyfed.data.options import SourceOptions
+from polyfed.data.labeled_texts import RawTexts, encode_texts
+from polyfed.data.options import CLIENT, OF_FILES, OF_TEXTS, SourceOptions
 from polyfed.data.samples import LabeledSamples
-from polyfed.data.shelves import has_parquet
-from polyfed.errors import ConfigError, first_line, gathered, kind_and_line
+from polyfed.errors import ConfigError, first_line, gathered
 
 _VERSION = "images-4"  # part of every cache key: raise it when decoding or label handling changes
 _ROWS = 1000  # rows read at a time
-_REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -113,6 +110,23 @@ def parquet_sides(places: Sequence[Path], of_clients: bool = False) -> Parts:
     }
 
 
+def read_source(
+    options: SourceOptions, homes: Callable[[], Sequence[Path]], *more: str, of_clients: bool = False
+) -> DatasetSource:
+    """Images, or texts where their column is named.
+
+    Args:
+        homes: the folders of the files, asked for once the settings are known to fit; see `parquet_sides`.
+        more: settings that may be given besides those of files.
+    """
+    is_text = options.text_column is not None
+    options.check_used(*OF_FILES, *(OF_TEXTS if is_text else ("image_column",)), *more)
+    sides = parquet_sides(homes(), of_clients)
+    if is_text:
+        return encode_texts(options.dataset, *read_texts(sides, options), options.words)
+    return read_images(sides, options).as_source(options.dataset)
+
+
 def read_images(sides: Parts, options: SourceOptions, label_column: str | None = None) -> LabeledImages:
     """Decode images; Parquet files' are taken from the cache where they were decoded before.
 
@@ -139,11 +153,9 @@ def read_images(sides: Parts, options: SourceOptions, label_column: str | None =
     return replace(read, columns=more, label_column=found.label)
 
 
-def read_texts(
-    sides: Parts, options: SourceOptions, label_column: str | None = None
-) -> tuple[dict[str, RawTexts], Columns]:
+def read_texts(sides: Parts, options: SourceOptions) -> tuple[dict[str, RawTexts], Columns]:
     """The sides' texts, and the columns that were read; see `read_images`."""
-    found = _same_columns(sides, "text", options.text_column, options.label_column or label_column)
+    found = _same_columns(sides, "text", options.text_column, options.label_column)
     files = _files(sides)
     read = {}
     for side, parts in sides.items():
@@ -249,44 +261,3 @@ def _extra_columns(parts: Sequence[Part], names: Sequence[str], needed: bool) ->
         found[name] = column_values(np.concatenate(values), f"column '{name}' of {parts[0].where}")
     clients = [part.client for part in parts if part.client is not None]
     return found | ({CLIENT: owners(clients, [part.rows for part in parts])} if clients else {})
-
-
-# the Hub -------------------------------------------------------------------------------------------------------------
-
-
-def hub_folder(repository: str, config: str | None, revision: str | None) -> Path:
-    """The folder of a data set's Parquet files, fetched, or as they were fetched before.
-
-    Args:
-        repository: owner/name.
-        config: which folder of it, where there are several data sets.
-        revision: branch, tag or commit; None: the newest, or the Hub's own conversion where that has no Parquet files.
-    """
-    if not _REPOSITORY.fullmatch(repository):
-        raise ConfigError(f"expected a data set of the Hub as 'hub:owner/name', got 'hub:{repository}'")
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise ConfigError(
-            f"dataset 'hub:{repository}' needs the package huggingface_hub; install it with: pip install 'polyfed[hub]'"
-        ) from None
-    fetch = functools.partial(
-        huggingface_hub.snapshot_download, repository, repo_type="dataset", allow_patterns="*.parquet"
-    )
-    try:
-        folder = Path(fetch(revision=revision))
-        if revision is None and not any(folder.rglob("*.parquet")):
-            folder = Path(fetch(revision="refs/convert/parquet"))
-    except Exception as error:  # from huggingface_hub, the HTTP client, the disk
-        at = f" at revision '{revision}'" if revision is not None else ""
-        raise ConfigError(f"cannot fetch 'hub:{repository}'{at}: {kind_and_line(error)}") from error
-    homes = {path.parent.parent if split_of(path.parent.name) else path.parent for path in folder.rglob("*.parquet")}
-    place = next(iter(homes)) if config is None and len(homes) == 1 else folder / (config or "")
-    if not has_parquet(place):
-        known = sorted(str(home.relative_to(folder)) for home in homes)
-        got = "none" if config is None else f"'{config}'"
-        raise ConfigError(
-            f"expected data.config to name a folder of Parquet files of 'hub:{repository}' ({', '.join(known[:8])}), "
-            f"got {got}"
-        )
-    return place

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.data.column_schema import column_values
-from polyfed.data.options import SourceOptions
 from polyfed.data.partition import Generators, check_integer, draw_rows
 from polyfed.data.samples import (
     LabeledSamples,
@@ -210,17 +209,6 @@ def with_declared(
 
 
 _USUAL_PUBLIC = 5000  # rows; FedHeNN's number of alignment inputs
-_OF_TEXTS = ("vocab_size", "max_length", "word_vectors", "tokens")
-
-
-def check_used(name: str, options: SourceOptions, *takes: str) -> None:
-    """Refuse settings that a data set has no use for. takes: those that it has."""
-    beside = " beside text_column" if "text_column" in takes and options.text_column else ""
-    for setting, value in options.given.items():
-        if setting not in takes:
-            got = ", ".join(value) if isinstance(value, list) else value
-            hint = "; text_column names a column of texts" if setting in _OF_TEXTS else ""
-            raise ConfigError(f"dataset '{name}' has no use for {setting}{beside}, got '{got}'{hint}")
 
 
 def from_tensors(

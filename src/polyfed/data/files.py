@@ -6,6 +6,7 @@ than the machine has memory for.
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
@@ -17,16 +18,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.data.classes import natural_sort
-from polyfed.data.shelves import files_of
 from polyfed.errors import ConfigError
-from polyfed.places import check_name
+from polyfed.places import check_name, place_of
 
-CLIENT = "client"  # the further column that says whose a row is, where each client has a folder or a file
 Part = TypeVar("Part")
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("validation", "valid", "val")}
 
 _UNPACKED = 2**28  # bytes that an archive of any size may hold
 _RATIO = 100  # or this many times its own size; arrays of numbers shrink to a tenth or so, zeros to a thousandth
+
+
+def shelf(root: str | Path | None) -> Path | None:
+    """The folder of all data sets: `root`, else $POLYFED_DATA, else None."""
+    chosen = root if root not in (None, "") else os.environ.get("POLYFED_DATA")
+    return place_of(chosen) if chosen else None
+
+
+def files_of(folder: Path, suffix: str) -> list[Path]:
+    """The files of a folder that end so, sorted by name; those one folder down when it has none itself."""
+    for pattern in (f"*.{suffix}", f"*/*.{suffix}"):
+        found = sorted(p for p in folder.glob(pattern) if p.is_file() and not p.name.startswith("."))
+        if found:
+            return found
+    return []
+
+
+def has_parquet(folder: Path) -> bool:
+    """Whether `folder`, or a folder right under it, holds a file named ``*.parquet``."""
+    return folder.is_dir() and bool(files_of(folder, "parquet"))
+
+
+def parquet_folders(place: Path) -> list[str]:
+    """The folders below a place that hold Parquet files."""
+    return [folder.name for folder in place.iterdir() if has_parquet(folder)]
 
 
 def check_file(path: Path) -> None:

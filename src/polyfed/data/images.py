@@ -21,7 +21,9 @@ from torch import Tensor
 
 from polyfed.data import cache
 from polyfed.data.classes import natural_sort, negative_name
-from polyfed.data.files import CLIENT, check_sides, choose_splits, owners, split_of
+from polyfed.data.dataset import DatasetSource
+from polyfed.data.files import check_sides, choose_splits, owners, split_of
+from polyfed.data.options import CLIENT
 from polyfed.data.samples import LabeledSamples, upright
 from polyfed.data.transforms import convert_channels, resize
 from polyfed.errors import ConfigError, first_line, gathered
@@ -43,6 +45,15 @@ class LabeledImages:
     class_names: tuple[str, ...]
     columns: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
     label_column: str | None = None
+
+    def as_source(
+        self, name: str, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None
+    ) -> DatasetSource:
+        """A data set of them. mean, std: per channel, where they are known."""
+        known: dict[str, Any] = {} if mean is None else {"mean": mean, "std": std}
+        return DatasetSource.of(
+            name, self.sides, self.class_names, self.columns, label_column=self.label_column, **known
+        )
 
 
 def decode(data: bytes | None, place: str) -> Tensor:

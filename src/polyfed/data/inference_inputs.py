@@ -24,12 +24,11 @@ from torch import Tensor
 
 from polyfed.data import tables
 from polyfed.data.arrow_tables import Part, open_parquet
-from polyfed.data.client_arrays import NO_ARRAY
 from polyfed.data.column_schema import holds_labels, label_columns, pick_content
-from polyfed.data.files import check_file
+from polyfed.data.files import check_file, files_of
 from polyfed.data.images import PICTURES, decode, images_in, read_picture
 from polyfed.data.samples import LabeledSamples, TableColumns, fill_missing, stored_rows
-from polyfed.data.shelves import files_of
+from polyfed.data.sources.client_arrays import NO_ARRAY
 from polyfed.data.text import FIRST_WORD, Vocabulary
 from polyfed.data.transforms import resize
 from polyfed.errors import ConfigError, first_line

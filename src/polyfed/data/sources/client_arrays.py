@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from polyfed.data.classes import natural_sort
-from polyfed.data.dataset import as_samples
-from polyfed.data.files import CLIENT, check_sides, check_unpacked, owners
-from polyfed.data.images import LabeledImages
+from polyfed.data.dataset import DatasetSource, as_samples
+from polyfed.data.files import check_sides, check_unpacked, owners
+from polyfed.data.options import CLIENT, SourceOptions
 from polyfed.data.samples import LabeledSamples, classes_up_to
+from polyfed.data.sources import located, source
 from polyfed.errors import ConfigError, gathered
 from polyfed.escaping import visible
 
@@ -33,11 +34,14 @@ NO_ARRAY: tuple[type[Exception], ...] = (
 _NO_ARRAYS: tuple[type[Exception], ...] = (*NO_ARRAY, OSError, zlib.error)
 
 
-def read(place: Path) -> LabeledImages:
-    """All clients' rows, client by client, with the further column "client".
+@source("npz:PATH", files=True, by_client=True)
+def client_arrays(options: SourceOptions) -> DatasetSource:
+    """A file of arrays per client.
 
     Clients are in the order of their files' names, by value where all are whole numbers. Class c is called c.
     """
+    options.without_client().check_used()
+    place = located(options)
     sides = {side: _files(place / side) for side in ("train", "test")}
     if not sides["train"]:
         raise ConfigError(f"expected one file per client (train/0.npz, train/1.npz) in {place}, got none")
@@ -61,7 +65,7 @@ def read(place: Path) -> LabeledImages:
         for side, found in parts.items()
     }
     whose = {side: {CLIENT: owners(names, [len(part) for part in found])} for side, found in parts.items()}
-    return LabeledImages(joined, tuple(map(str, range(classes))), whose)
+    return DatasetSource.of(options.dataset, joined, tuple(map(str, range(classes))), whose)
 
 
 def _files(folder: Path) -> dict[str, Path]:

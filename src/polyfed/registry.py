@@ -285,7 +285,10 @@ _METHODS = {  # name: (the class, what it does)
     "fedgen": ("fedgen:FedGen", "Averaging of weights, and features of all classes from a server-trained generator"),
     "fedgh": ("fedgh:FedGH", "A global header, trained by the server on class means of representations"),
     "fedhenn": ("fedhenn:FedHeNN", "Personal networks, aligned to the mean kernel of all clients (Algorithm 2)"),
-    "fedhenn-homogeneous": ("fedhenn:HomogeneousFedHeNN", "FedAvg, aligned to the received weights (Algorithm 1)"),
+    "fedhenn-homogeneous": (
+        "fedhenn_homogeneous:HomogeneousFedHeNN",
+        "FedAvg, aligned to the received weights (Algorithm 1)",
+    ),
     "fedin": ("fedin:FedIN", "Intermediate layers that learn from other clients' features"),
     "fedl2g": ("fedl2g:FedL2G", "One guiding vector per class, meta-learned on held-back samples"),
     "fedkd": (

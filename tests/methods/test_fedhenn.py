@@ -17,7 +17,8 @@ from polyfed.core.model_factory import ModelFactory
 from polyfed.errors import RunError
 from polyfed.functional.compression import dequantize_columns
 from polyfed.functional.kernel_similarity import kernel_distance, rbf_alignment
-from polyfed.methods import FedHeNN, HomogeneousFedHeNN, Local, fedhenn
+from polyfed.methods import FedHeNN, HomogeneousFedHeNN, Local
+from polyfed.methods.building_blocks import kernel_alignment
 from polyfed.models.split import SequentialSplit
 from polyfed.validation.hyperparameters import flat_fields
 from tests.helpers.quick import others_slow
@@ -397,8 +398,8 @@ def test_chunks_change_nothing(similarity, architecture, chunk, monkeypatch):
     shaken(at.model)
     data = batch(at.data.train)
     found = []
-    for at_once in (fedhenn.ROWS_AT_ONCE, chunk):
-        monkeypatch.setattr(fedhenn, "ROWS_AT_ONCE", at_once)
+    for at_once in (kernel_alignment.ROWS_AT_ONCE, chunk):
+        monkeypatch.setattr(kernel_alignment, "ROWS_AT_ONCE", at_once)
         torch.manual_seed(0)
         before = copy.deepcopy(at.model.state_dict())
         found.append(method.gradients(at.model.train(), data, context))

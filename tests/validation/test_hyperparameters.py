@@ -14,7 +14,7 @@ from polyfed.core.method import Method, MethodCard
 from polyfed.errors import ConfigError
 from polyfed.methods import FedHeNN
 from polyfed.methods.building_blocks.alignment_data import AlignmentData
-from polyfed.methods.fedhenn import MeanKernel
+from polyfed.methods.building_blocks.mean_kernel import MeanKernel
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.hyperparameters import flat_settings, hyperparameters, table
 from tests.helpers.refusals import refusal

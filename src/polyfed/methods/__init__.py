@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from polyfed.methods.fedgen import FedGen as FedGen
     from polyfed.methods.fedgh import FedGH as FedGH
     from polyfed.methods.fedhenn import FedHeNN as FedHeNN
-    from polyfed.methods.fedhenn import HomogeneousFedHeNN as HomogeneousFedHeNN
+    from polyfed.methods.fedhenn_homogeneous import HomogeneousFedHeNN as HomogeneousFedHeNN
     from polyfed.methods.fedin import FedIN as FedIN
     from polyfed.methods.fedkd import FedKD as FedKD
     from polyfed.methods.fedkwaz import FedKWAZ as FedKWAZ

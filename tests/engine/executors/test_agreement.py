@@ -24,7 +24,7 @@ from polyfed.engine.executors.process_pool import ProcessPool
 from polyfed.engine.executors.vectorized import VectorizedExecutor
 from polyfed.engine.federation import Federation
 from polyfed.methods import FML, SCAFFOLD, FedAvg, FedGH, FedHeNN, FedProto, HeteroFL, Local
-from polyfed.methods.fedhenn import HomogeneousFedHeNN
+from polyfed.methods.fedhenn_homogeneous import HomogeneousFedHeNN
 from polyfed.plugins.settings import Availability
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit

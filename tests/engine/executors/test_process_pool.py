@@ -30,7 +30,7 @@ from polyfed.engine.wire import decode
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.methods import FedAvg, FedDF, FedET, FedHeNN, Local
 from polyfed.methods.building_blocks.alignment_data import AlignmentData
-from polyfed.methods.fedhenn import MeanKernel
+from polyfed.methods.building_blocks.mean_kernel import MeanKernel
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, grouped, records
 from tests.helpers import toys

@@ -27,6 +27,12 @@ class Axis(NamedTuple):
     group: int
     repeat: int = 1
 
+    def entries(self, channels: Tensor) -> Tensor:
+        """The entries of this dimension that so many channels have: those of the first channel, of the next, ..."""
+        if self.repeat == 1:
+            return channels
+        return (channels[:, None] * self.repeat + torch.arange(self.repeat, device=channels.device)).flatten()
+
 
 @dataclass(frozen=True)
 class ChannelPlan:
@@ -74,7 +80,13 @@ def slice_channels(plan: ChannelPlan, tensors: Mapping[str, Tensor], kept: Kept)
     >>> slice_channels(plan, {"weight": torch.arange(6).reshape(1, 6)}, {2: torch.tensor([2, 0])})
     {'weight': tensor([[4, 5, 0, 1]])}
     """
-    return {name: _cut(tensor, _places(plan.axes[name], kept)) for name, tensor in tensors.items()}
+    small = {}
+    for name, tensor in tensors.items():
+        for dim, axis in enumerate(plan.axes[name]):
+            if axis.group in kept:
+                tensor = tensor.index_select(dim, axis.entries(kept[axis.group]).to(tensor.device))
+        small[name] = tensor
+    return small
 
 
 def partial_mean(
@@ -91,46 +103,23 @@ def partial_mean(
     """
     mean = {}
     for name, whole in base.items():
-        held = [
-            (part.tensors[name], part.kept, share)
-            for part, share in zip(parts, weights, strict=True)
-            if name in part.tensors and share > 0
-        ]
-        mean[name] = _covered(whole, plan.axes[name], held) if held else whole
+        total = torch.zeros_like(whole, dtype=torch.float64, requires_grad=False)
+        count = torch.zeros_like(total)
+        for part, share in zip(parts, weights, strict=True):
+            if name in part.tensors:
+                where = _index(plan.axes[name], part.kept, whole.shape)
+                total[where] += share * part.tensors[name].detach().to(total)
+                count[where] += share
+        entries = (total / count.clamp(min=torch.finfo(count.dtype).tiny)).to(whole.dtype)
+        mean[name] = torch.where(count > 0, entries, whole)
     return mean
 
 
-def _covered(whole: Tensor, axes: Sequence[Axis], held: Sequence[tuple[Tensor, Kept, float]]) -> Tensor:
-    total = torch.zeros_like(whole, dtype=torch.float64, requires_grad=False)
-    count = torch.zeros_like(total)
-    for tensor, kept, share in held:
-        where = _index(_places(axes, kept), whole.shape)
-        total[where] += share * tensor.detach().to(total)
-        count[where] += share
-    mean = (total / count.clamp(min=torch.finfo(count.dtype).tiny)).to(whole.dtype)
-    return torch.where(count > 0, mean, whole)
-
-
-def _places(axes: Sequence[Axis], kept: Kept) -> list[Tensor | None]:
-    """Per dimension which entries are kept; None: all."""
-    return [_entries(kept[axis.group], axis.repeat) if axis.group in kept else None for axis in axes]
-
-
-def _entries(channels: Tensor, repeat: int) -> Tensor:
-    if repeat == 1:
-        return channels
-    return (channels[:, None] * repeat + torch.arange(repeat, device=channels.device)).flatten()
-
-
-def _cut(tensor: Tensor, places: Sequence[Tensor | None]) -> Tensor:
-    for dim, place in enumerate(places):
-        if place is not None:
-            tensor = tensor.index_select(dim, place.to(tensor.device))
-    return tensor
-
-
-def _index(places: Sequence[Tensor | None], shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """The same places as an index into the large tensor; trailing dimensions that are kept whole are left out."""
-    last = max((dim for dim, place in enumerate(places) if place is not None), default=-1)
-    index = [torch.arange(n) if p is None else p for p, n in zip(places[: last + 1], shape, strict=False)]
-    return torch.meshgrid(*index, indexing="ij") if index else ()
+def _index(axes: Sequence[Axis], kept: Kept, shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """The entries of a large tensor that a part holds; trailing dimensions that are kept whole are left out."""
+    last = max((dim for dim, axis in enumerate(axes) if axis.group in kept), default=-1)
+    entries = [
+        axis.entries(kept[axis.group]) if axis.group in kept else torch.arange(size)
+        for axis, size in zip(axes[: last + 1], shape, strict=False)
+    ]
+    return torch.meshgrid(*entries, indexing="ij") if entries else ()

@@ -31,7 +31,7 @@ from polyfed.functional.channel_slices import ChannelPlan, Kept, first_channels,
 from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.functional.tied_tensors import call_with
 from polyfed.methods.building_blocks.channel_groups import channel_plan
-from polyfed.methods.heterofl import SubModels, cut
+from polyfed.methods.building_blocks.sub_models import SubModels, cut
 
 
 @hyperparameters

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -30,145 +30,26 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, get_group, get_tensor, nbytes
+from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import (
     Batch,
     Context,
-    Exchange,
     Method,
-    MethodCard,
     Requirements,
     StepResult,
     TrainingResult,
     hyperparameters,
 )
-from polyfed.core.modules import float_state, load_state, static_statistics
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import MOST, Entry, as_sent
 from polyfed.functional.channel_slices import OUTPUT, Kept, SlicedModel, first_channels, partial_mean, slice_channels
 from polyfed.functional.clipping import clip_by_global_norm
 from polyfed.functional.losses import cross_entropy, mask_absent_classes
-from polyfed.methods.building_blocks import static_batchnorm
-from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_model
+from polyfed.methods.building_blocks import static_batchnorm, sub_models
 from polyfed.methods.building_blocks.static_batchnorm import STATISTICS
+from polyfed.methods.building_blocks.sub_models import SubModels
 from polyfed.methods.building_blocks.weight_averaging import Weighting
 
 RATES = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
-
-
-class SubModels(Method):
-    """Clients train parts of one network w, which the server keeps: what HeteroFL, FedRolex, FjORD and ScaleFL share.
-
-    `rate` and `window` say which channels a client has, `variant` and `build` make its network.
-    """
-
-    card = MethodCard(
-        form={
-            "model": as_sent,
-            "classes": Entry(("C",), (torch.bool,)),
-            "statistics": static_batchnorm.reported,
-            "batches": Entry((), (torch.int64,), 1, MOST),
-        },
-        delta_entries=("model",),
-        aligned_entries=("statistics",),
-        ignores_initial_weights=True,
-    )
-
-    requirements = Requirements(
-        same_architecture=True, classes="larger sub-models teach smaller ones by probabilities of classes"
-    )
-
-    evaluation_stage = "received"
-
-    def rate(self, server: Server, client_id: int) -> float:
-        """The share of each group's channels that a client has."""
-        raise NotImplementedError
-
-    def window(self, server: Server, size: int, rate: float) -> Tensor:
-        """The channels, of a group of so many, that this rate keeps in the present round: int64, in order."""
-        return first_channels(size, rate)
-
-    def channels(self, server: Server, client_id: int) -> Kept:
-        """The channels that a client has of each group of channels."""
-        rate = self.rate(server, client_id)
-        return channel_plan(static_batchnorm.network(server)).kept(lambda size: self.window(server, size, rate))
-
-    def exchanges(self, round: int) -> Sequence[Exchange]:
-        """Training, and the exchange in which BatchNorm's statistics are reported."""
-        return Exchange(), Exchange(STATISTICS, who="all", trains=False)
-
-    # server ------------------------------------------------------------------------------------------------
-    def init_server(self, server: Server) -> None:
-        initial = server.initial_state(server.architectures[0])
-        server.state["model"] = {name: initial[name] for name in trained_state(static_batchnorm.network(server))}
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        variant = self.variant(server, client_id)
-        kept = self.channels(server, client_id)
-        plan = channel_plan(static_batchnorm.network(server))
-        own = static_batchnorm.network(server, variant)
-        held = float_state(own)
-        w = {name: t for name, t in get_group(server.state, "model").items() if name in held}
-        w_i = slice_channels(plan, w, kept)
-        if server.exchange == STATISTICS:
-            return {"average": w_i} if static_statistics(own) else {}
-        return {"model": w_i, **static_batchnorm.known(server, plan, variant, kept)}
-
-    def average(self, server: Server, uploads: Mapping[int, Message], weighting: Weighting) -> None:
-        """Entry-wise means over the clients that hold the entry: of the weights, or of the statistics by variant."""
-        plan = channel_plan(static_batchnorm.network(server))
-        kept = {i: self.channels(server, i) for i in uploads}
-        if server.exchange == STATISTICS:
-            variants = {i: self.variant(server, i) for i in uploads}
-            static_batchnorm.average(server, plan, uploads, variants, kept)
-        elif uploads:
-            parts = []
-            for i, message in uploads.items():
-                w_i = get_group(message, "model")
-                rows: Kept = {}
-                if "classes" in message:  # the head's rows of the client's classes alone
-                    rows = {OUTPUT: get_tensor(message, "classes").nonzero().flatten()}
-                parts.append(SlicedModel(slice_channels(plan, w_i, rows), {**kept[i], **rows}))
-            shares = [server.share(i, weighting) for i in uploads]
-            # entry-wise mean over the holders
-            server.state["model"] = partial_mean(plan, get_group(server.state, "model"), parts, shares)
-
-    # client ------------------------------------------------------------------------------------------------
-    def receive(self, client: Client, message: Message) -> Context:
-        if client.exchange == STATISTICS:
-            return {name: get_group(message, name) for name in message}
-        statistics = get_group(message, "statistics") if "statistics" in message else {}
-        load_state(client.model, {**get_group(message, "model"), **statistics})
-        return {}
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        if client.exchange == STATISTICS:
-            return static_batchnorm.report(client)
-        return {"model": trained_state(client.model)}
-
-    def nbytes_in_paper(self, message: Message) -> int:
-        """Of the sub-model alone, in training; the papers do not count the exchange for statistics."""
-        return nbytes({"model": get_group(message, "model")}) if "model" in message else 0
-
-
-def trained_state(module: nn.Module) -> dict[str, Tensor]:
-    """What is averaged: all but the statistics of BatchNorm that keeps none in training."""
-    reported = static_statistics(module)
-    return {name: tensor for name, tensor in float_state(module).items() if name not in reported}
-
-
-def cut(model: nn.Module, rate: float) -> nn.Module:
-    """The network cut in place to the first ceil(rate K) of every K channels; its BatchNorm keeps no statistics.
-
-    Raises:
-        ConfigError: the network cannot be cut.
-    """
-    plan = channel_plan(model)
-    static_batchnorm.disable_running_stats(model)
-    return narrow_model(model, plan.kept(lambda size: first_channels(size, rate))) if rate < 1 else model
-
-
-# HeteroFL ---------------------------------------------------------------------------------------------------------
 
 
 def _levels(rates: str) -> dict[str, int]:
@@ -186,26 +67,12 @@ def _checked(rates: str) -> str:
     return rates
 
 
-def client_level(server: Server, rates: str, client_id: int) -> str:
-    """The client's level, "a" to "e": "dynamic" draws it in every round, "fix" gives levels to blocks of clients."""
-    levels = _levels(rates)
-    ends = list(itertools.accumulate(levels.values()))
-    whole = ends[-1]
-    if rates.startswith("dynamic"):
-        place = int(torch.randint(whole, (), generator=server.generator("rates", client_id)))
-    else:
-        place = server.all_client_ids.index(client_id)
-        clients = len(server.all_client_ids)
-        ends = [end * clients // whole for end in ends]
-    return next(name for name, end in zip(levels, ends, strict=True) if place < end)
-
-
 @hyperparameters
-class HeteroFL(SubModels):
+class HeteroFL(Method):
     """Narrower sub-models of one network, averaged over the clients that hold a weight."""
 
     card = replace(
-        SubModels.card,
+        sub_models.CARD,
         name="heterofl",
         paper="Diao et al., ICLR 2021",
         differs="width: sub-models of one network",
@@ -222,22 +89,53 @@ class HeteroFL(SubModels):
 
     requirements = Requirements(same_architecture=True, classes="its loss leaves out classes that a client lacks")
 
+    evaluation_stage = "received"
+
     # the client's network ------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
         return client_level(server, self.rates, client_id)
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        return cut(model, RATES.get(variant, 1.0))
+        return sub_models.cut(model, RATES.get(variant, 1.0))
 
-    def rate(self, server: Server, client_id: int) -> float:
-        return RATES[self.variant(server, client_id)]
+    def channels(self, server: Server, client_id: int) -> Kept:
+        """The channels that a client has, of every group of K channels of the whole network: the first ceil(r K)."""
+        rate = RATES[self.variant(server, client_id)]
+        return sub_models.plan(server).kept(lambda size: self.window(server, size, rate))
+
+    def window(self, server: Server, size: int, rate: float) -> Tensor:
+        """The channels, of a group of so many, that this rate keeps in the present round: int64, in order."""
+        return first_channels(size, rate)
+
+    # server ------------------------------------------------------------------------------------------------
+    exchanges = SubModels.exchanges
+    init_server = SubModels.init_server
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        """Cut w to the client's channels."""
+        kept = self.channels(server, client_id)
+        w_i = slice_channels(sub_models.plan(server), get_group(server.state, "model"), kept)
+        return static_batchnorm.with_statistics(server, self.variant(server, client_id), kept, w_i)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        self.average(server, uploads, self.weighting)
+        """Every entry of w becomes its mean over the clients that hold it."""
+        kept = {i: self.channels(server, i) for i in uploads}
+        if server.exchange == STATISTICS:
+            static_batchnorm.average(server, uploads, {i: self.variant(server, i) for i in uploads}, kept)
+            return
+        plan = sub_models.plan(server)
+        parts = []
+        for i, message in uploads.items():
+            rows: Kept = {}
+            if "classes" in message:  # of the head, the client holds the rows of its classes alone
+                rows = {OUTPUT: get_tensor(message, "classes").nonzero().flatten()}
+            parts.append(SlicedModel(slice_channels(plan, get_group(message, "model"), rows), {**kept[i], **rows}))
+        shares = [server.share(i, self.weighting) for i in uploads]
+        server.state["model"] = partial_mean(plan, get_group(server.state, "model"), parts, shares)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        context = super().receive(client, message)
+        context = sub_models.receive(client, message)
         if client.exchange == STATISTICS or not self.masked:
             return context
         return {"classes": _classes(client).to(next(client.model.parameters()).device)}
@@ -253,10 +151,26 @@ class HeteroFL(SubModels):
         return found._replace(grads=clip_by_global_norm(found.grads, self.max_grad_norm))
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        message = super().upload(client, trained)
+        message = sub_models.upload(client)
         if client.exchange == STATISTICS or not self.masked:
             return message
         return {**message, "classes": _classes(client)}
+
+    nbytes_in_paper = SubModels.nbytes_in_paper
+
+
+def client_level(server: Server, rates: str, client_id: int) -> str:
+    """The client's level, "a" to "e": "dynamic" draws it in every round, "fix" gives levels to blocks of clients."""
+    levels = _levels(rates)
+    ends = list(itertools.accumulate(levels.values()))
+    whole = ends[-1]
+    if rates.startswith("dynamic"):
+        place = int(torch.randint(whole, (), generator=server.generator("rates", client_id)))
+    else:
+        place = server.all_client_ids.index(client_id)
+        clients = len(server.all_client_ids)
+        ends = [end * clients // whole for end in ends]
+    return next(name for name, end in zip(levels, ends, strict=True) if place < end)
 
 
 def _classes(client: Client) -> Tensor:

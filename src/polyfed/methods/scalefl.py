@@ -34,8 +34,8 @@ from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.losses import multi_exit_loss
 from polyfed.methods.building_blocks.early_exits import add_early_exits
+from polyfed.methods.building_blocks.sub_models import SubModels, cut
 from polyfed.methods.building_blocks.weight_averaging import Weighting
-from polyfed.methods.heterofl import SubModels, cut
 
 _TEMPERATURE = 3.0  # T of the distillation
 _DISTILL_FROM = 0.25  # fraction of the rounds before it

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client, Prepare
-from polyfed.core.message import Message, get_group, get_tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.modules import batchnorm_layers, copy_network, load_state, static_statistics
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Members, UploadContext, alike
-from polyfed.functional.channel_slices import ChannelPlan, Kept, SlicedModel, partial_mean, slice_channels
+from polyfed.functional.channel_slices import Kept, SlicedModel, partial_mean, slice_channels
 from polyfed.functional.modes import eval_mode
+from polyfed.methods.building_blocks.channel_groups import channel_plan
 
 STATISTICS = "statistics"  # the exchange in which they are reported
 
@@ -38,18 +39,22 @@ def network(server: Server, variant: str = "") -> nn.Module:
     return server.model(server.architectures[0], {}, variant)
 
 
-def known(server: Server, plan: ChannelPlan, variant: str, kept: Kept) -> Message:
-    """The latest statistics of a variant, cut to some channels, as an entry of a message; none before a report."""
+def with_statistics(server: Server, variant: str, kept: Kept, w_i: Group) -> Message:
+    """A part w_i with the latest statistics of its variant, if any; in their own exchange, for new ones, as "average".
+
+    kept: the channels that the part has.
+    """
+    if server.exchange == STATISTICS:
+        return {"average": w_i} if static_statistics(network(server, variant)) else {}
     key = _key(variant)
-    return {STATISTICS: slice_channels(plan, get_group(server.state, key), kept)} if key in server.state else {}
+    if key not in server.state:
+        return {"model": w_i}
+    plan = channel_plan(network(server))
+    return {"model": w_i, STATISTICS: slice_channels(plan, get_group(server.state, key), kept)}
 
 
 def average(
-    server: Server,
-    plan: ChannelPlan,
-    uploads: Mapping[int, Message],
-    variants: Mapping[int, str],
-    kept: Mapping[int, Kept],
+    server: Server, uploads: Mapping[int, Message], variants: Mapping[int, str], kept: Mapping[int, Kept]
 ) -> None:
     """Average what clients report, variant by variant, channel by channel; those without any batch report nothing."""
     reports = {i: message for i, message in uploads.items() if message}
@@ -59,7 +64,7 @@ def average(
         batches = [float(get_tensor(reports[i], "batches")) for i in members]
         key = _key(variant)
         before = get_group(server.state, key) if key in server.state else _initial(server, variant)
-        server.state[key] = partial_mean(plan, before, parts, batches)
+        server.state[key] = partial_mean(channel_plan(network(server)), before, parts, batches)
 
 
 def _key(variant: str) -> str:

@@ -195,7 +195,7 @@ def test_noisy_sums_are_one_release_over_rounds_runs_and_recipes(tmp_path: Path)
     others = [
         sums(node(), 2, base="000001-00"),
         sums(node(), 2),
-        sums(node(), 3, experiment="f" * 16, has_message=True),
+        sums(node(), 3, experiment="f" * 16),
         sums(node(rounds=9), 9),
     ]
     assert all(torch.equal(first[name], other[name]) for other in others for name in first)

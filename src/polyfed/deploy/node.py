@@ -15,9 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Method
 from polyfed.core.modules import as_split_model
 from polyfed.core.randomness import keep_global_rng
 from polyfed.data.samples import checksum_of
@@ -43,17 +41,23 @@ from polyfed.engine.compatibility import check_compatibility
 from polyfed.engine.device import parse_device
 from polyfed.engine.evaluation import ScoredClient, kept_stages
 from polyfed.engine.executors.client_work import has_weights, run_job, score_batch
-from polyfed.engine.executors.jobs import EvalBatch, EvalJob, JobResult, Scores, make_job
+from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Scores, make_job
 from polyfed.engine.model_export import at_work, model_entry, parts_of
 from polyfed.engine.pace import single_threaded
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.scoring import ScoreCache, score_to_json
-from polyfed.engine.task import Task
 from polyfed.engine.weight_store import WeightStore, client_row
 from polyfed.engine.wire import encode
 from polyfed.errors import ConfigError, RunError
-from polyfed.experiments.build import assign_architectures, auxiliary_candidates, network_builder
-from polyfed.experiments.data_cache import DataCache, input_normalization
+from polyfed.experiments.build import (
+    assign_architectures,
+    auxiliary_candidates,
+    check_normalization,
+    make_client,
+    make_task,
+    network_builders,
+)
+from polyfed.experiments.data_cache import DataCache
 from polyfed.places import make_private, without_places
 from polyfed.registry import is_own
 
@@ -96,12 +100,12 @@ class Node:
             limits.check(envelope.kind, task)
             turn.take_up()
             turn.task = limits.count(envelope.kind, task, turn.request(envelope))
-            message = read_message(envelope.body) if task.has_message else None
+            message = read_message(envelope.body) if envelope.body else None
             if envelope.kind == "train":
                 return turn.train(message or {}, functools.partial(limits.count_release, task))
             if envelope.kind == "score":
                 return Envelope("score", {part: score_to_json(score) for part, score in turn.scores(message).items()})
-            return turn.finish(message, self._config.share_model)
+            return turn.finish(message)
 
 
 class NodeTask:
@@ -113,46 +117,36 @@ class NodeTask:
 
     def __init__(self, recipe: Recipe, config: NodeConfig, data: DataCache, task: TaskRequest) -> None:
         self.task = task
-        self._config = config
-        self._recipe = recipe
-        self._method: Method = recipe.chosen_method
+        self._recipe, self._config, self._method = recipe, config, recipe.chosen_method
         self._stages = recipe.evaluation.stages(self._method.evaluation_stage)
-        shared, number = data_of_node(recipe, config, data)
-        self._source, source = shared.source, shared.source
-        self._names = list(source.class_names)
+        dataset, place = data_of_node(recipe, config, data)
+        self._source, rows = dataset.source, dataset.clients[place]
+        self._names = list(self._source.class_names)
         if task.class_names not in (None, self._names):
             raise ConfigError(other_classes(self._names, task.class_names))
-        count = recipe.data.client_count or max(len(shared.clients), config.client_id + 1)
-        self._name = config.architecture or assign_architectures(recipe, count)[config.client_id]
-        self._prepare = input_normalization(source, recipe.models.architectures)
-        self._client_task = Task.of_source(
-            source, classes=len(self._names), class_names=self._names, public=data.public(recipe)
-        )
-        self.client = client = Client(self._name, shared.clients[number].train, prepare=self._prepare)
+        self._data = checksum_of((rows.train, rows.validation, rows.test), [self._names, self._source.feature_names])
+        count = recipe.data.client_count or max(len(dataset.clients), config.client_id + 1)
+        name = config.architecture or assign_architectures(recipe, count)[config.client_id]
+        self._prepare = check_normalization(recipe, self._source)
+        self.client = client = make_client(name, rows, self._prepare)
+        self._client_task = make_task(recipe, dataset, data)
         plugins = plugins_of(recipe.build_plugins())
         self._client_task.assign(client, config.client_id, recipe.run.seed, recipe.training, plugins)
         client.privacy = recipe.privacy
-        privacy = recipe.privacy
-        if config.has_secret and (privacy.upload_noise_multiplier or privacy.max_grad_norm or privacy.noise_multiplier):
+        if config.has_secret and recipe.privacy.effective():
             client.secret = load_or_create_key(config.state)
-        client.data = shared.clients[number]
-        rows = (client.data.train, client.data.validation, client.data.test)
-        self._data = checksum_of(rows, [self._names, source.feature_names])
-        self._beside = beside = auxiliary_network(recipe, self._method, task.auxiliary_model or self._name, self._name)
-        shape, outputs = source.train.x.shape[1:], len(self._names) or 1
-        builders = {
-            name: network_builder(recipe, name, shape, outputs, source.words, source.columns.counts)
-            for name in {self._name, beside, *auxiliary_candidates(self._method)}
-        }
+        self._auxiliary = auxiliary_network(recipe, self._method, task.auxiliary_model or name, name)
+        networks = [name, self._auxiliary, *auxiliary_candidates(self._method)]
+        builders = network_builders(recipe, self._source, networks, dataset.classes)
         self._model_factory = build_model_factory(
             self._method,
-            {self._name: builders[self._name]},
+            {name: builders[name]},
             recipe.run.seed,
             parse_device(recipe.run.device),
             others=builders,
-            auxiliary=beside,
+            auxiliary=self._auxiliary,
         )
-        self._store = WeightStore(self._model_factory, [self._name])
+        self._store = WeightStore(self._model_factory, [name])
         self._folder = config.state / (task.experiment or "none")
         self._checkpoints = NodeCheckpoints(self._folder / f"client-{config.client_id:03d}")
 
@@ -165,12 +159,8 @@ class NodeTask:
         client, source = self.client, self._source
         check_compatibility(self._method, [client], self._model_factory, client.public)
         self._check_statistics()
-        model = as_split_model(self._model_factory.build_raw(self._name))
+        model = as_split_model(self._model_factory.build_raw(client.architecture))
         x = client.data.train.x
-        augment = client.training.augmentation
-        if augment != "none" and x.dim() != 4:
-            raise ConfigError(f"training.augmentation '{augment}' expects images, client {client.id} has none")
-        words = -1 if isinstance(source.words, Tensor) else source.words or 0
         return ClientHello(
             client=client.id,
             token=token(self._config.state, self.task.experiment),
@@ -185,18 +175,18 @@ class NodeTask:
             mean=list(self._prepare.mean),
             std=list(self._prepare.std),
             table=self._prepare.table,
-            words=words,
+            words=-1 if isinstance(source.words, Tensor) else source.words or 0,
             categories=list(source.columns.counts),
-            architecture=self._name,
+            architecture=client.architecture,
             feature_dim=model.feature_dim,
             linear=isinstance(model.head, nn.Linear) and model.head.bias is not None,
         )
 
     def _check_statistics(self) -> None:
         """Where [privacy] bounds uploads, mean and spread of the node's own rows must not leave it."""
-        privacy, own = self._recipe.privacy, self._source.prepare
-        of_rows = any(own.mean) or any(value != 1 for value in own.std)
-        computed = self._recipe.data.mean is None and self._prepare == own and of_rows
+        privacy, prepare = self._recipe.privacy, self._prepare
+        of_rows = any(prepare.mean) or any(value != 1 for value in prepare.std)
+        computed = self._recipe.data.mean is None and prepare == self._source.prepare and of_rows
         bounded = privacy.upload_clip_norm or privacy.max_grad_norm or privacy.noise_multiplier
         if self._config.data is not None and computed and bounded:
             raise ConfigError(
@@ -207,110 +197,10 @@ class NodeTask:
     def request(self, envelope: Envelope) -> str:
         """A digest of all that the answer depends on: the node's own recipe, rows and client's state, too."""
         asked = {key: value for key, value in envelope.facts.items() if key not in _UNSEEN}
-        own = [shared_config(self._recipe), self._recipe.run.device, self._name, self._data]
+        own = [shared_config(self._recipe), self._recipe.run.device, self.client.architecture, self._data]
         facts = json.dumps([asked, own], sort_keys=True).encode()
         parts = (facts, envelope.body, self._checkpoints.stored(self.task.base))
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
-
-    def train(self, message: Message, release: Callable[[Message], None] = lambda _: None) -> Envelope:
-        """One job, as a worker does it; the client's new state is on the disk before the answer leaves.
-
-        release: is told what is about to leave; raises where it must not.
-        """
-        task, client = self.task, self.client
-        if not task.is_final:  # which may begin from the best round; a longer run then goes on from the last one
-            self._checkpoints.rollback(task.base)
-        done, new = self.run_job(message)
-        release(done.message)
-        kept: Scores = {}
-        if done.counts:
-            row = client_row(client)
-            self._checkpoints.write(
-                task.mark,
-                ClientSnapshot("" if row is None else row.variant, row, client.state, self._data),
-                (task.base, task.best),
-            )
-            kept = self.scores(None)
-        result = TaskResult(
-            mark=task.mark if done.counts else "",
-            steps=done.trained.steps,
-            samples=done.trained.samples,
-            loss=float(done.trained.loss),
-            bytes_up=done.bytes_up,
-            sums=done.sums,
-            refused=done.refused,
-            new=new,
-            score=None if done.score is None else score_to_json(done.score),
-            kept={part: score_to_json(score) for part, score in kept.items()},
-        )
-        return Envelope("train", result.model_dump(), encode(done.message))
-
-    def run_job(self, message: Message) -> tuple[JobResult, bool]:
-        """The job's result, which the client takes over if it counts; and whether it has new weights."""
-        task = self.task
-        client = self.client
-        method = self._method
-        job = make_job(method, client, message, **{name: getattr(task, name) for name in JOB_FACTS})
-        fresh = functools.partial(self._store.allocate, self._name, task.variant)
-        with keep_global_rng():
-            done = run_job(job, method, self._model_factory, fresh)
-        new = done.counts and done.weights is not client.weights
-        if done.counts:
-            client.weights, client.state = done.weights, done.state
-        return done, new
-
-    def finish(self, message: Message | None, share: bool) -> Envelope:
-        """Write the client's networks to the disk, as they are scored, and send them if this node shares them.
-
-        What the server's own folder needs of a table goes with them: how missing values and categories became numbers.
-        """
-        task = self.task
-        client = self.client
-        method = self._method
-        own = has_weights(client, task.variant, self._model_factory)
-        made = {}
-        for stage in kept_stages(self._stages):
-            view = ScoredClient(client, task.variant, message if stage == "received" or not own else None)
-            made[stage] = parts_of(at_work(view, method, self._model_factory, task.round), method)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        folder = RunFolder(self._folder)
-        with folder.models() as write:
-            words = None if self._source.vocabulary is None else folder.write_vocabulary(self._source.vocabulary.words)
-            about = self._entry(words)
-            write(client.id, made, about)
-        if not share:
-            return Envelope("finish", {"shared": False})
-        facts = {"shared": True, **{key: about[key] for key in SHARED if key in about}}
-        return Envelope("finish", facts, encode(made))
-
-    def _entry(self, words: str | None) -> Mapping[str, Any]:
-        """The entry of the personal model in the list of models beside it, of this node's own recipe and data.
-
-        words: of texts, the checksum of their file.
-        """
-        chosen = self._model_factory.chosen
-        named = self._recipe.method.name
-        entry = model_entry(
-            self.client,
-            self._method,
-            self._client_task,
-            self._recipe.to_dict(),
-            named if is_own(named) else self._method.name,
-            named=True,
-            auxiliary=None if chosen is None else chosen.network,
-            variant=self.task.variant,
-            round=self.task.round,
-            words=words,
-        )
-        return {**entry, "stage": self._stages[0]}
-
-    def scores(self, message: Message | None) -> Scores:
-        """Of the task's parts that the client has rows of, as it stands or after receiving a message."""
-        task = self.task
-        parts = [part for part in task.parts if len(getattr(self.client.data, part))]
-        batch = EvalBatch([EvalJob(self.client, task.variant, message, task.round, parts)])
-        memory = ScoreCache(task.figures)
-        return score_batch(batch, self._method, self._model_factory, memory)[0] if parts else {}
 
     def take_up(self) -> None:
         """Restore the client's state when it last counted.
@@ -329,7 +219,95 @@ class NodeTask:
         client.state = kept.state
         if kept.weights is not None:
             try:
-                client.weights = self._store.store(0, self._name, kept.variant, kept.weights)
+                client.weights = self._store.store(0, client.architecture, kept.variant, kept.weights)
             except (ValueError, KeyError) as error:
-                where = f"client {client.id} ('{self._name}')"
+                where = f"client {client.id} ('{client.architecture}')"
                 raise RunError(f"{where}: the state on its disk is not of this network: {error}") from None
+
+    def train(self, message: Message, release: Callable[[Message], None]) -> Envelope:
+        """One job, as a worker does it; the client's new state is on the disk before the answer leaves.
+
+        release: is told what is about to leave; raises where it must not.
+        """
+        task, client, method = self.task, self.client, self._method
+        if not task.is_final:  # which may begin from the best round; a longer run then goes on from the last one
+            self._checkpoints.rollback(task.base)
+        job = make_job(method, client, message, **task.model_dump(include=JOB_FACTS))
+        with keep_global_rng():
+            done = run_job(
+                job,
+                method,
+                self._model_factory,
+                functools.partial(self._store.allocate, client.architecture, task.variant),
+            )
+        release(done.message)
+        new = done.counts and done.weights is not client.weights
+        kept: Scores = {}
+        if done.counts:
+            client.weights, client.state = done.weights, done.state
+            row = client_row(client)
+            snapshot = ClientSnapshot("" if row is None else row.variant, row, client.state, self._data)
+            self._checkpoints.write(task.mark, snapshot, (task.base, task.best))
+            kept = self.scores(None)
+        result = TaskResult(
+            mark=task.mark if done.counts else "",
+            steps=done.trained.steps,
+            samples=done.trained.samples,
+            loss=float(done.trained.loss),
+            sums=done.sums,
+            refused=done.refused,
+            new=new,
+            score=None if done.score is None else score_to_json(done.score),
+            kept={part: score_to_json(score) for part, score in kept.items()},
+        )
+        return Envelope("train", result.model_dump(), encode(done.message))
+
+    def scores(self, message: Message | None) -> Scores:
+        """Of the task's parts that the client has rows of, as it stands or after receiving a message."""
+        task = self.task
+        parts = [part for part in task.parts if len(getattr(self.client.data, part))]
+        batch = EvalBatch([EvalJob(self.client, task.variant, message, task.round, parts)])
+        memory = ScoreCache(task.figures)
+        return score_batch(batch, self._method, self._model_factory, memory)[0] if parts else {}
+
+    def finish(self, message: Message | None) -> Envelope:
+        """Write the client's networks to the disk, as they are scored, and send them if this node shares them.
+
+        What the server's own folder needs of a table goes with them: how missing values and categories became numbers.
+        """
+        task, client, method = self.task, self.client, self._method
+        own = has_weights(client, task.variant, self._model_factory)
+        made = {}
+        for stage in kept_stages(self._stages):
+            view = ScoredClient(client, task.variant, message if stage == "received" or not own else None)
+            made[stage] = parts_of(at_work(view, method, self._model_factory, task.round), method)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        folder = RunFolder(self._folder)
+        with folder.models() as write:
+            words = None if self._source.vocabulary is None else folder.write_vocabulary(self._source.vocabulary.words)
+            entry = self._entry(words)
+            write(client.id, made, entry)
+        if not self._config.share_model:
+            return Envelope("finish", {"shared": False})
+        facts = {"shared": True, **{key: entry[key] for key in SHARED if key in entry}}
+        return Envelope("finish", facts, encode(made))
+
+    def _entry(self, words: str | None) -> Mapping[str, Any]:
+        """The entry of the personal model in the list of models beside it, of this node's own recipe and data.
+
+        words: of texts, the checksum of their file.
+        """
+        named = self._recipe.method.name
+        entry = model_entry(
+            self.client,
+            self._method,
+            self._client_task,
+            self._recipe.to_dict(),
+            named if is_own(named) else self._method.name,
+            named=True,
+            auxiliary=None if self._method.auxiliary_model is None else self._auxiliary,
+            variant=self.task.variant,
+            round=self.task.round,
+            words=words,
+        )
+        return {**entry, "stage": self._stages[0]}

@@ -143,7 +143,7 @@ class NodeExecutor:
     # requests -----------------------------------------------------------------------------------------------------
 
     def _request(self, kind: Kind, facts: Mapping[str, Any], message: Message | None) -> Envelope:
-        task = TaskRequest(**self._facts, **facts, has_message=message is not None)
+        task = TaskRequest(**self._facts, **facts)
         return Envelope(kind, task.model_dump(), b"" if message is None else encode(message))
 
     def _envelope(self, job: TrainJob) -> Envelope:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import State, flatten
 from polyfed.core.settings import Metric, Settings
+from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.scoring import COUNTS, Score, score_from_json
 from polyfed.engine.wire import decode
 from polyfed.errors import RunError
@@ -21,7 +22,6 @@ from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 Kind = Literal["hello", "train", "score", "finish"]
 KINDS: tuple[Kind, ...] = ("hello", "train", "score", "finish")
-JOB_FACTS = ("round", "exchange_index", "is_final", "variant", "scores", "figures")  # of a request, for `make_job`
 _AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugins")  # sections on which both sides act
 _OF_ALL = ("class_names", "categories", "task", "mean", "std")  # of [data], for all clients' rows
 # what the server cannot know of a shared model's entry in the list of models
@@ -47,9 +47,8 @@ class TaskRequest(Settings):
     experiment: of the run, "" before it is known. settings: see `shared_config`. class_names: of the task, none where
     numbers are predicted, None before they are known; a node refuses all but those of its own recipe and rows.
     auxiliary_model: its network, "" without one. base: mark of the client's state when it last counted, "" at its
-    beginning; best: of the one to be kept beside it; mark: of its next state. parts: of its data, to be scored.
-    has_message: whether the body is a message for the client (it may be empty). The others: see
-    `executors.TrainJob`.
+    beginning; best: of the one to be kept beside it; mark: of its next state. parts: of its data, to be scored. The
+    others: see `executors.TrainJob`.
     """
 
     experiment: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
@@ -66,7 +65,9 @@ class TaskRequest(Settings):
     best: _Mark = ""
     mark: _Mark = ""
     parts: list[Literal["test", "validation"]] = Field(default_factory=list)
-    has_message: bool = False
+
+
+JOB_FACTS = {*TaskRequest.model_fields} & {field.name for field in fields(TrainJob)}  # for `make_job`
 
 
 class ClientHello(Settings):
@@ -109,7 +110,6 @@ class TaskResult(Settings):
     steps: Count
     samples: Count
     loss: float
-    bytes_up: Count
     sums: Annotated[dict[Annotated[str, Field(max_length=100)], _Number], Field(max_length=100)]
     refused: _Text | None
     new: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -29,7 +29,16 @@ from polyfed.experiments.pretraining import pretrain
 from polyfed.models.zoo import build
 from polyfed.registry import LOGGERS, MODELS
 
-__all__ = ["assign_architectures", "auxiliary_candidates", "build_federation", "network_builder"]
+__all__ = [
+    "assign_architectures",
+    "auxiliary_candidates",
+    "build_federation",
+    "check_normalization",
+    "make_client",
+    "make_task",
+    "network_builder",
+    "network_builders",
+]
 
 
 def build_federation(
@@ -57,7 +66,7 @@ def build_federation(
     live = [LOGGERS[name]() for name in recipe.run.loggers]  # whether they can be had is asked of a check, too
     data = data or DataCache()
     federated = data.federated(recipe)
-    prepare = _normalization(recipe, federated.source)
+    prepare = check_normalization(recipe, federated.source)
     method = recipe.chosen_method
     rows: Sequence[ClientData] = federated.clients
     if recipe.run.control == "pooled":
@@ -76,7 +85,7 @@ def build_federation(
         recipe.training,
         with_numbers(recipe.evaluation, federated),
         plugins=plugins,
-        task=_task(recipe, federated, data),
+        task=make_task(recipe, federated, data),
         executor=Execution(
             run.executor,
             run.workers,
@@ -91,7 +100,7 @@ def build_federation(
     )
 
 
-def _normalization(recipe: Recipe, source: DatasetSource) -> Prepare:
+def check_normalization(recipe: Recipe, source: DatasetSource) -> Prepare:
     """How stored inputs become what networks take.
 
     Raises:
@@ -114,21 +123,22 @@ def _networks(
     recipe: Recipe, federated: FederatedDataset, auxiliary: Sequence[str]
 ) -> tuple[list[str], dict[str, Builder]]:
     """The clients' architectures, and what makes each; with label spaces of their own, one per number of classes."""
-    source = federated.source
-    outputs = federated.classes or 1
     names = assign_architectures(recipe, len(federated.clients))
-    inputs = tuple(source.train.x.shape[1:])
-
-    def builder(name: str, count: int) -> Builder:
-        return network_builder(recipe, name, inputs, count, source.words, source.columns.counts)
-
-    builders = {name: builder(name, outputs) for name in (*names, *auxiliary)}
+    builders = network_builders(recipe, federated.source, [*names, *auxiliary], federated.classes)
     if recipe.data.label_space == "shared":
         return names, builders
     counts = [len(own.class_names) for own in federated.clients]
     for name, count in zip(names, counts, strict=True):
-        builders[with_classes(name, count)] = builder(name, count)
+        builders[with_classes(name, count)] = network_builders(recipe, federated.source, [name], count)[name]
     return [with_classes(name, count) for name, count in zip(names, counts, strict=True)], builders
+
+
+def network_builders(recipe: Recipe, source: DatasetSource, names: Iterable[str], classes: int) -> dict[str, Builder]:
+    """What makes networks of these names for the inputs of a data set. classes: 0: numbers are predicted."""
+    inputs = tuple(source.train.x.shape[1:])
+    return {
+        name: network_builder(recipe, name, inputs, classes or 1, source.words, source.columns.counts) for name in names
+    }
 
 
 def network_builder(
@@ -165,17 +175,9 @@ def _clients(
     titles = list(federated.names)
     if titles in ([], list(map(str, range(len(names))))):  # names that are the clients' numbers say nothing
         titles = [""] * len(names)
+    has_test = federated.test is None
     clients = [
-        Client(
-            name,
-            train=own.train,
-            test=own.test if federated.test is None else None,
-            validation=own.validation,
-            prepare=prepare,
-            class_names=own.class_names,
-            name=title,
-        )
-        for name, own, title in zip(names, rows, titles, strict=True)
+        make_client(name, own, prepare, title, has_test) for name, own, title in zip(names, rows, titles, strict=True)
     ]
     if recipe.evaluation.missing_classes:
         for client, data in zip(clients, federated.clients, strict=True):
@@ -183,7 +185,21 @@ def _clients(
     return clients
 
 
-def _task(recipe: Recipe, federated: FederatedDataset, data: DataCache) -> Task:
+def make_client(architecture: str, rows: ClientData, prepare: Prepare, name: str = "", has_test: bool = True) -> Client:
+    """A client with these rows; `Task.assign` tells it the rest. has_test: else its test rows are the task's."""
+    return Client(
+        architecture,
+        train=rows.train,
+        test=rows.test if has_test else None,
+        validation=rows.validation,
+        prepare=prepare,
+        class_names=rows.class_names,
+        name=name,
+    )
+
+
+def make_task(recipe: Recipe, federated: FederatedDataset, data: DataCache) -> Task:
+    """What the recipe's clients predict. data: for public rows."""
     source = federated.source
     is_shared = recipe.data.label_space == "shared"
     return Task.of_source(

@@ -19,7 +19,6 @@ import argparse
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import median
 from typing import Any, ClassVar
 
@@ -28,7 +27,7 @@ from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Context, Exchange, Method, MethodCard, TrainingResult
+from polyfed.core.method import Context, Exchange, Method, TrainingResult
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
@@ -41,7 +40,7 @@ GOAL = 0.3  # ms of processor time, for "asked" in one process
 class Asked(Method):
     """Asks everybody for nothing."""
 
-    card = MethodCard(name="asked", ignores_initial_weights=True)
+    ignores_initial_weights = True
 
     def exchanges(self, round: int) -> tuple[Exchange, ...]:
         """One, in which nobody trains."""
@@ -66,7 +65,7 @@ class Asked(Method):
 class Changed(Asked):
     """Every client gets other weights in every round."""
 
-    card = replace(Asked.card, name="changed", ignores_initial_weights=False)
+    ignores_initial_weights = False
     last: ClassVar[float] = float("inf")  # round with a change
 
     def receive(self, client: Client, message: Message) -> Context:
@@ -80,7 +79,6 @@ class Changed(Asked):
 class Kept(Changed):
     """Every client gets weights in the first round, and keeps them."""
 
-    card = replace(Changed.card, name="kept")
     last: ClassVar[float] = 1
 
 

@@ -121,6 +121,15 @@ def outside(pages: list[Path]) -> list[Path]:
     return sorted(found)
 
 
+def add_method_pages(navigation: list[dict[str, Any]]) -> None:
+    """Put the page of every method below "Methods", under its heading."""
+    (methods,) = (part["Methods"] for part in navigation if "Methods" in part)
+    for page in sorted((DOCS / "methods").glob("*.md")):
+        if page.stem != "README":
+            title = page.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
+            methods.append({title: place(page)})
+
+
 # called by MkDocs ---------------------------------------------------------------------------------------------------
 def on_files(files: Any, config: Any) -> Any:
     """Add what lies outside ``docs/``, what the navigation names and what pages link to, and the pages of results."""
@@ -168,6 +177,7 @@ def on_config(config: Any) -> Any:
     """Headings are called as the usual hosts of repositories call them, so that one link fits both."""
     from pymdownx.slugs import slugify
 
+    add_method_pages(config.nav)
     make: Callable[..., str] = slugify(case="lower")
     config.mdx_configs.setdefault("toc", {})["slugify"] = make
     return config

@@ -10,6 +10,7 @@
     {{ record round }}                             the keys of a file of a run: summary, round, result or model
     {{ recipe_keys }}                              every key of a recipe
     {{ commands }}                                 every command of the command line
+    {{ methods }}                                  every method: paper, what may differ, what is sent, evaluated stage
     {{ table methods }}                            what methods gain in the suite small, and what they cost
 
 Quantities of a row in a setting: accuracy, gain, alone, federated, "over ROW"; in percent and percentage points, with
@@ -82,6 +83,17 @@ def deviations(method: str) -> str:
     _, first, numbered = method_facts.page(method)["deviations"].partition("(1) ")
     points = re.split(r" \(\d+\) ", f" {first}{numbered}")[1:]
     return "\n".join(f"{number}. {markdown_text(point)}" for number, point in enumerate(points, 1))
+
+
+def methods(_: str) -> str:
+    """The table of all methods."""
+    heads = ("method", "paper", "may differ between clients", "download", "upload", "state between rounds")
+    lines = [f"| {' | '.join(heads)} | evaluation stage |", "| --- " * (len(heads) + 1) + "|"]
+    for name in METHODS:
+        found = method_facts.page(name)
+        cells = [markdown_text(found[key]) for key in ("paper", "differs", "down", "up", "states")]
+        lines.append(f"| [{name}]({name}.md) | {' | '.join(cells)} | `{found['scored']}` |")
+    return "\n".join(lines)
 
 
 def results(method: str) -> str:
@@ -303,6 +315,7 @@ def _digit(number: float) -> str:
 
 MARKERS: dict[str, Callable[..., str]] = {
     "hyperparameters": hyperparameters,
+    "methods": methods,
     "deviations": deviations,
     "results": results,
     "value": value,

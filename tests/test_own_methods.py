@@ -64,27 +64,27 @@ class Forgotten(FedAvg):
 
 @hyperparameters
 class Named(Gentle):
-    card = replace(FedGH.card, name="gentle-two")
+    name = "gentle-two"
 
 
 @hyperparameters
 class Heir(Named):
-    """With the card of its base."""
+    """Called as its class."""
 
 
 @hyperparameters
 class Twin(Gentle):
-    card = replace(FedGH.card, name="gentle-two")
+    name = "gentle-two"
 
 
 @hyperparameters
 class NoFolder(Gentle):
-    card = replace(FedGH.card, name="../gentle")
+    name = "../gentle"
 
 
 @hyperparameters
 class NotIts(Gentle):
-    card = replace(FedGH.card, name="fedavg")
+    name = "fedavg"
 
 
 METHOD = Gentle()
@@ -140,13 +140,13 @@ def forget() -> None:
 def test_a_method_by_name_from_the_run_to_what_is_made_of_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", project / "mine.toml", "--method", "own_all:Gentle", "--set", "method.share=0.5", "-q"]
     assert polyfed(*words) == 0
-    folder = Path("runs/mine-own_all.Gentle-seed0")
+    folder = Path("runs/mine-gentle-seed0")
     kept = tomllib.loads((folder / "recipe.toml").read_text())
     assert kept["method"]["name"] == "own_all:Gentle"
-    assert kept["run"]["label"] == "own_all.Gentle"
+    assert kept["run"]["label"] == "gentle"
     assert kept["run"]["modules"] == [str(project)]
     result = json.loads((folder / "result.json").read_text())
-    assert (result["method"], result["label"]) == ("own_all:Gentle", "own_all.Gentle")
+    assert (result["method"], result["label"]) == ("own_all:Gentle", "gentle")
     assert result["hyperparameters"]["share"] == 0.5
 
     np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))
@@ -159,7 +159,7 @@ def test_a_method_by_name_from_the_run_to_what_is_made_of_it(project: Path, caps
     ):
         forget()
         assert polyfed(*after) == 0, capsys.readouterr().err
-    assert "own_all.Gentle" in (folder / "comparison.md").read_text()
+    assert "gentle" in (folder / "comparison.md").read_text()
     assert type(load(folder, 0, trust=True).method).__name__ == "Gentle"
 
 
@@ -219,13 +219,13 @@ def test_in_a_recipe_with_networks_and_data_in_worker_processes(project: Path) -
     ("kind", "name"),
     [
         ("Named", "gentle-two"),
-        ("Gentle", "own_all.Gentle"),
-        ("Heir", "own_all.Heir"),
+        ("Gentle", "gentle"),
+        ("Heir", "heir"),
         ("NoFolder", "own_all.NoFolder"),
         ("NotIts", "own_all.NotIts"),
     ],
 )
-def test_a_class_is_called_by_its_card_where_that_has_a_name_of_its_own(project: Path, kind: str, name: str) -> None:
+def test_a_class_is_called_by_its_name_where_no_other_method_is(project: Path, kind: str, name: str) -> None:
     chosen = Recipe.load(project / "mine.toml", method=f"own_all:{kind}")
     assert chosen.name == name
     assert chosen.choose_alone(f"own_all:{kind}").name == f"{name}-alone"

@@ -22,7 +22,7 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "Training": "core.settings", "Evaluation": "core.settings", "Availability": "plugins.settings",
     "Privacy": "core.settings", "Compression": "plugins.settings", "RobustAggregation": "plugins.settings",
     "Adversaries": "plugins.settings",
-    "Client": "core.client", "PublicData": "core.client", "Method": "core.method", "MethodCard": "core.method",
+    "Client": "core.client", "PublicData": "core.client", "Method": "core.method",
     "SplitModel": "models.split",
     "hyperparameters": "validation.hyperparameters",
     "split": "models.adapt", "load_dataset": "data.datasets", "from_tensors": "data.dataset",

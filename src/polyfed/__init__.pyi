@@ -4,7 +4,6 @@ from polyfed.config.recipe import Recipe as Recipe
 from polyfed.core.client import Client as Client
 from polyfed.core.client import PublicData as PublicData
 from polyfed.core.method import Method as Method
-from polyfed.core.method import MethodCard as MethodCard
 from polyfed.core.settings import Evaluation as Evaluation
 from polyfed.core.settings import Privacy as Privacy
 from polyfed.core.settings import Training as Training

@@ -36,16 +36,11 @@ def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = 
 
 
 def label_of(name: str, beside: Sequence[str] = ()) -> str:
-    """What a method is called in tables and folders: by its card, where a class of one's own has a name there.
-
-    Its own name, that is, no registered method's, and one that a folder can have; else "module.Class".
-    """
+    """What a method is called in tables and folders: its name, if no registered method has it and a folder can."""
     if not is_own(name):
         return name
-    kind = method_class(name, beside)
-    known = {*METHODS, *(base.card.name for base in kind.__mro__[1:] if issubclass(base, Method))}
-    own = kind.card.name
-    return own if LABEL.fullmatch(own) and own not in known else name.replace(":", ".")
+    own = method_class(name, beside).name
+    return own if LABEL.fullmatch(own) and own not in METHODS else name.replace(":", ".")
 
 
 def _checked(name: str, kind: Any) -> type[Method]:

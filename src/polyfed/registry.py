@@ -271,71 +271,23 @@ class Registry(Mapping[str, Any]):
         self.entries[name] = entry
 
 
-_METHODS = {  # name: (the class, what it does)
-    "local": ("local:Local", "Local training without communication"),
-    "fedavg": ("fedavg:FedAvg", "Federated averaging of weights"),
-    "closed-form": ("closed_form:ClosedForm", "A linear model on random features, solved at the server from sums"),
-    "own-plus-common": ("own_plus_common:OwnPlusCommon", "Own networks, each plus one common closed-form model"),
-    "depthfl": ("depthfl:DepthFL", "Shallower sub-models of one network, whose classifiers learn from each other"),
-    "fd": ("fd:FD", "Federated distillation: clients exchange one mean output per class"),
-    "feddf": ("feddf:FedDF", "Averaging within each architecture, then distillation from all clients' networks"),
-    "feddpa": ("feddpa:FedDPA", "Averaging with personal weights, selected by their Fisher information"),
-    "fedet": ("fedet:FedET", "Ensemble distillation into a large server network, whose head is sent back"),
-    "fedfomo": ("fedfomo:FedFomo", "A mixture of other clients' models for every client, weighted by validation loss"),
-    "fedgen": ("fedgen:FedGen", "Averaging of weights, and features of all classes from a server-trained generator"),
-    "fedgh": ("fedgh:FedGH", "A global header, trained by the server on class means of representations"),
-    "fedhenn": ("fedhenn:FedHeNN", "Personal networks, aligned to the mean kernel of all clients (Algorithm 2)"),
-    "fedhenn-homogeneous": (
-        "fedhenn_homogeneous:HomogeneousFedHeNN",
-        "FedAvg, aligned to the received weights (Algorithm 1)",
-    ),
-    "fedin": ("fedin:FedIN", "Intermediate layers that learn from other clients' features"),
-    "fedl2g": ("fedl2g:FedL2G", "One guiding vector per class, meta-learned on held-back samples"),
-    "fedkd": (
-        "fedkd:FedKD",
-        "Mutual distillation between a private mentor and a common mentee, with compressed updates",
-    ),
-    "fedkwaz": ("fedkwaz:FedKWAZ", "Class means of two networks per client, which also teach each other"),
-    "fedlora": ("fedlora:FedLoRA", "Low-rank adapters of unequal rank on a frozen network"),
-    "fedmd": ("fedmd:FedMD", "Distillation from the clients' mean scores on public data, then training on own data"),
-    "fedmrl": (
-        "fedmrl:FedMRL",
-        "Nested heads on the fused representation of a private network and the auxiliary model",
-    ),
-    "fednova": ("fednova:FedNova", "Averaging of updates, normalized by each client's effective number of steps"),
-    "fedopt": ("fedopt:FedOpt", "Federated averaging with an adaptive server optimizer"),
-    "fedorgp": ("fedorgp:FedORGP", "Server-trained prototypes at right angles to other classes, approached by cosine"),
-    "fedproto": ("fedproto:FedProto", "Averaged class means of representations, which regularize local training"),
-    "fedprox": ("fedprox:FedProx", "Averaging with a proximal term in the local loss"),
-    "fedre": ("fedre:FedRE", "A global header, trained by the server on one random mixture of class means per client"),
-    "fedrep": ("fedrep:FedRep", "A shared extractor and personal heads, trained alternately"),
-    "fedrolex": ("fedrolex:FedRolex", "Sub-models of one network, whose channels change from round to round"),
-    "fedsa": ("fedsa:FedSA", "One anchor per class, drawn apart at the server, for representations and heads"),
-    "fedselect": ("fedselect:FedSelect", "Averaging of shared entries; the personal ones are selected during training"),
-    "fedtgp": ("fedtgp:FedTGP", "Server-trained prototypes with a margin between classes"),
-    "fiarse": ("fiarse:FIARSE", "Sub-models of the weights that are largest in magnitude"),
-    "fjord": ("fjord:FjORD", "Ordered dropout: nested widths of one network"),
-    "fml": ("fml:FML", "Mutual distillation between a private network and the averaged auxiliary model"),
-    "heterofl": (
-        "heterofl:HeteroFL",
-        "Narrower sub-models of one network, averaged over the clients that hold a weight",
-    ),
-    "inclusivefl": (
-        "inclusivefl:InclusiveFL",
-        "Layer-wise averaging, with momentum distillation into smaller networks",
-    ),
-    "incoavg": ("incoavg:InCoAvg", "Averaging, with updates of deep layers corrected by those of shallow ones"),
-    "lgfedavg": ("lgfedavg:LGFedAvg", "A shared head on personal extractors"),
-    "moon": ("moon:MOON", "Averaging of weights with a model-contrastive loss"),
-    "protonorm": ("protonorm:ProtoNorm", "Averaged class means, pushed apart on the sphere and sent at one length"),
-    "scaffold": ("scaffold:SCAFFOLD", "Averaging of weights, with control variates against client drift"),
-    "scalefl": ("scalefl:ScaleFL", "Narrower and shallower sub-models of one network with early exits"),
-}
-METHODS = Registry(
-    "method",
-    {name: f"polyfed.methods.{place}" for name, (place, _) in _METHODS.items()},
-    {name: summary for name, (_, summary) in _METHODS.items()},
-)
+# in a file: the last class with hyperparameters, and the first paragraph of its docstring
+_LAST_CLASS = re.compile(r'.*^@hyperparameters\nclass (\w+)[^"]*"""(.*?)\.?(?:\n\n|""")', re.DOTALL | re.MULTILINE)
+
+
+def _methods_in(folder: Path) -> Registry:
+    """A method for each file of a folder, called as the file is; none is imported, as PyTorch takes seconds."""
+    entries, summaries = {}, {}
+    for file in sorted(folder.glob("[!_]*.py")):
+        found = _LAST_CLASS.match(file.read_text(encoding="utf-8"))
+        assert found is not None, f"{file}: expected a class with @hyperparameters and a docstring"
+        name = file.stem.replace("_", "-")
+        entries[name] = f"polyfed.methods.{file.stem}:{found[1]}"
+        summaries[name] = " ".join(found[2].split())
+    return Registry("method", entries, summaries)
+
+
+METHODS = _methods_in(Path(__file__).with_name("methods"))
 
 MODELS = Registry("model", package="polyfed.models.networks")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyfed.cli.app import status
-from polyfed.core.method import Method, MethodCard, hyperparameters
+from polyfed.core.method import Method, hyperparameters
 from polyfed.data.dataset import DatasetSource, from_tensors
 from polyfed.model_groups import GROUPS
 from polyfed.models import SplitModel, build
@@ -24,7 +24,6 @@ class Gentle(Method):
     All else is here.
     """
 
-    card = MethodCard(name="gentle", paper="Nobody 2026")
     step: float = 0.25  # how gently
 
 

@@ -21,7 +21,7 @@ from polyfed.methods import MOON, FedAvg, FedGH
             r"Mine.requirements is read, not called; write @property above",
         ),
         ({"exposed": lambda self: None}, r"Mine.exposed is read, not called; write @property above def exposed"),
-        ({"card": lambda self: None}, r"Mine.card is read, not called; write card = \.\.\. in its class"),
+        ({"upload_form": lambda self: None}, r"Mine.upload_form is read, not called; write upload_form = \.\.\. in"),
         ({"broadcast": property(lambda self: {})}, r"Mine.broadcast is called, not read; write def broadcast"),
         ({"upload": True}, r"Mine.upload is called, not read; a hyperparameter or class variable needs another name"),
     ],
@@ -33,9 +33,9 @@ def test_hooks_of_another_kind_are_refused_where_the_class_is_made(body: dict[st
         type("Mine", (type("Part", (), body), pf.Method), {})
 
 
-def test_what_belongs_in_the_card_is_refused_beside_it() -> None:
-    with pytest.raises(ConfigError, match=r"Mine.delta_entries belongs in its card: card = MethodCard\(delta_entries="):
-        type("Mine", (pf.Method,), {"delta_entries": ("model",)})
+def test_a_hyperparameter_has_no_name_of_a_declaration() -> None:
+    with pytest.raises(ConfigError, match=r"Mine.adapters: a hyperparameter needs another name"):
+        type("Mine", (pf.Method,), {"__annotations__": {"adapters": int}, "adapters": 3})
 
 
 def test_a_property_may_be_a_plain_value() -> None:

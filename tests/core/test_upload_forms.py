@@ -28,7 +28,7 @@ def fault(method: Any, change: Any) -> str | None:
     message: dict[str, Any] = clone(scene.uploads[0])
     change(message)
     known = UploadContext(method, scene.server, 0, method.broadcast(scene.server, 0))
-    return find_mismatch(method.card.form, message, known)
+    return find_mismatch(method.upload_form, message, known)
 
 
 def put(name: str, value: torch.Tensor) -> Any:
@@ -70,6 +70,6 @@ def test_what_is_otherwise_in_weights_is_named(change: Any, expected: str) -> No
 def test_every_method_says_what_form_its_uploads_have() -> None:
     """Else a node's upload of any names, shapes and types would reach `aggregate`."""
     for name in METHODS:
-        form = METHODS[name].card.form
+        form = METHODS[name].upload_form
         assert form is not None, name
         assert bool(form) == (name != "local"), name

@@ -20,7 +20,7 @@ from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import CLASSES, draw, tiny_model
 from tests.helpers.quick import others_slow
 
-BLANK = sorted(name for name, method in METHODS.items() if method.card.ignores_initial_weights)
+BLANK = sorted(name for name, method in METHODS.items() if method.ignores_initial_weights)
 QUICK = {"num_widths": 3, "grow_interval": 1, "server_steps": 2, "server_batch": 8}
 
 
@@ -37,7 +37,7 @@ def run(name: str, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Federa
     hyperparameters = {f.name for f in dataclasses.fields(METHODS[name])}
     with monkeypatch.context() as patch:
         patch.setattr(ModelFactory, "initial_state", counted)
-        patch.setattr(METHODS[name], "card", dataclasses.replace(METHODS[name].card, ignores_initial_weights=not drawn))
+        patch.setattr(METHODS[name], "ignores_initial_weights", not drawn)
         method = METHODS[name](**{key: value for key, value in QUICK.items() if key in hyperparameters})
         alike = method.requirements.same_architecture
         kinds = ["net0", "net0" if alike else "net1"] * 2
@@ -77,7 +77,7 @@ def test_a_receive_or_broadcast_of_ones_own_says_so_anew() -> None:
         def upload(self, client: Client, trained: Any) -> Any:
             return {}
 
-    said = [method.card.ignores_initial_weights for method in (Keeps, SendsLess, Other, METHODS["fedavg"])]
+    said = [method.ignores_initial_weights for method in (Keeps, SendsLess, Other, METHODS["fedavg"])]
     assert said == [False, False, True, True]
     assert {"fedavg", "fedprox", "scaffold", "fednova", "moon", "fedfomo", "feddpa"} <= set(BLANK)
     assert "fedrep" not in BLANK

@@ -14,7 +14,6 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.core.client import to_float
-from polyfed.core.method import MethodCard
 from polyfed.data.datasets import load_dataset
 from polyfed.engine import device as room
 from polyfed.engine.device import device_name, parse_device
@@ -76,7 +75,7 @@ def test_a_wrong_kind_of_argument_is_one_line(changed: dict[str, Any], line: str
 
 def test_a_method_of_ones_own_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(pf.Method):
-        card = MethodCard(name="mine")
+        pass
 
     monkeypatch.setitem(METHODS.entries, "mine", Mine)
     with pytest.raises(ConfigError, match=r"got 'mine'; write Mine\(\)$"):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group, get_tensor
-from polyfed.core.method import Context, Method, MethodCard, hyperparameters
+from polyfed.core.method import Context, Method, hyperparameters
 from polyfed.core.modules import export_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
@@ -305,9 +305,9 @@ class Kept(FedAvg):
 
 
 class NormsStay(FedAvg):
-    """Each client has its own statistics of BatchNorm; `receive` is FedAvg's, which is marked, and so is the card."""
+    """Each client has its own statistics of BatchNorm; `receive` is FedAvg's, which is marked."""
 
-    card = FedAvg.card
+    ignores_initial_weights = True
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         model = get_group(super().broadcast(server, client_id), "model")
@@ -344,7 +344,6 @@ def test_where_nobody_lacks_a_class_it_is_refused() -> None:
 class Shifted(Method):
     """Local, which can add what the server sent last to its scores of class 2: nothing, and 100 after round 2."""
 
-    card = MethodCard(name="shifted", paper="nobody")
     by: str = "plain"  # "least": the lowest score counts; "shifted": with what is kept
 
     @property

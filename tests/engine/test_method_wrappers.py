@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +49,7 @@ def test_it_is_the_method_with_another_half_of_the_server() -> None:
     method = alone(FedGH(header_lr=0.3))
     assert isinstance(method, FedGH)
     assert method.header_lr == 0.3
-    assert (method.card, FedGH.card.alone) == (dataclasses.replace(FedGH.card, alone=True), False)
+    assert (method.is_alone, FedGH.is_alone, method.upload_form) == (True, False, FedGH.upload_form)
     assert (method.name, method.evaluation_stage) == ("fedgh", FedGH().evaluation_stage)
     assert repr(method) == "alone(FedGH(header_lr=0.3))"
     assert type(method).upload is FedGH.upload
@@ -136,7 +135,7 @@ def test_a_personalized_method_conforms(how: Personalization) -> None:
 
 def test_what_is_tuned_is_scored_after_local_training() -> None:
     tuned = personalized(AVERAGED, "tuned")
-    assert (tuned.evaluation_stage, tuned.card.personalize, repr(tuned)[:12]) == ("personal", "tuned", "personalized")
+    assert (tuned.evaluation_stage, tuned.personalize, repr(tuned)[:12]) == ("personal", "tuned", "personalized")
     kit = ConformanceKit(method=AVERAGED)
     one, other = (kit.run(method, evaluation=Evaluation(extra_stages=["personal"])) for method in (tuned, AVERAGED))
     assert worlds.difference(worlds.state(one), worlds.state(other)) is None
@@ -217,7 +216,7 @@ def test_a_recipe_personalizes_a_method_and_tells_it_by_the_name() -> None:
     assert (recipe.name, recipe.chosen_method.evaluation_stage) == ("fedavg-tuned", "personal")
     assert recipe.choose_alone("fedavg").name == "fedavg-tuned-alone"
     again = Recipe.from_dict(recipe.to_dict())
-    assert (again.name, again.chosen_method.card.personalize) == ("fedavg-tuned", "tuned")
+    assert (again.name, again.chosen_method.personalize) == ("fedavg-tuned", "tuned")
     assert recipe.choose("mine").name == "mine"
     assert recipe.choose("mine").to_dict()["method"]["personalize"] == "shares"
 
@@ -277,12 +276,12 @@ def test_a_recipe_has_them_as_a_table():
         "methods": {"local-lora": {"name": "local", "adapters": {"ranks": "2 4"}}},
     }
     recipe = Recipe.from_dict(settings)
-    assert recipe.chosen_method.card.adapters is None
+    assert recipe.chosen_method.adapters is None
     chosen = recipe.choose("local-lora")
-    assert chosen.chosen_method.card.adapters == AdapterSettings(ranks="2 4")
+    assert chosen.chosen_method.adapters == AdapterSettings(ranks="2 4")
     assert chosen.to_dict()["method"]["adapters"] == {"ranks": "2 4", "alpha": 16.0, "layers": ""}
     again = Recipe.from_dict(chosen.to_dict())
-    assert again.chosen_method.card.adapters == AdapterSettings(ranks="2 4")
+    assert again.chosen_method.adapters == AdapterSettings(ranks="2 4")
 
 
 def drawn(model: nn.Module) -> nn.Module:

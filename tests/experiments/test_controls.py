@@ -75,10 +75,10 @@ def run(asked: Recipe, **how: Any) -> Federation:
 def test_a_variant_is_alone() -> None:
     asked = recipe(methods={"mine": {"name": "fedgh", "alone": True, "header_epochs": 3}})
     mine = asked.choose("mine")
-    assert (mine.name, mine.chosen_method.card.alone, mine.chosen_method.header_epochs) == ("mine", True, 3)
+    assert (mine.name, mine.chosen_method.is_alone, mine.chosen_method.header_epochs) == ("mine", True, 3)
     assert mine.to_dict()["method"]["alone"] is True
     again = Recipe.from_dict(mine.to_dict())
-    assert (again.name, again.chosen_method.card.alone) == ("mine", True)
+    assert (again.name, again.chosen_method.is_alone) == ("mine", True)
     assert "alone" not in asked.to_dict()["method"]
 
 

@@ -104,9 +104,9 @@ def hostile(change: Mapping[str, Tensor]) -> tuple[Any, dict[str, Any], UploadCo
 )
 def test_sums_of_another_form_are_refused_by_whoever_comes_first(change: Mapping[str, Tensor]) -> None:
     _, uploads, known = hostile(change)
-    assert SMALL.card.form is not None
-    assert find_mismatch(SMALL.card.form, uploads[1], known._replace(client_id=1)) is None
-    assert find_mismatch(SMALL.card.form, uploads[0], known) is not None
+    assert SMALL.upload_form is not None
+    assert find_mismatch(SMALL.upload_form, uploads[1], known._replace(client_id=1)) is None
+    assert find_mismatch(SMALL.upload_form, uploads[0], known) is not None
 
 
 def test_sums_that_no_rows_can_have_are_left_out() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, first_nonfinite, flatten, nbytes
-from polyfed.core.method import Method, MethodCard
+from polyfed.core.method import Method
 from polyfed.core.settings import Privacy
 from polyfed.errors import ConfigError, RunError
 from polyfed.methods import FedAvg, FedProx
@@ -27,7 +27,7 @@ from tests.helpers.toys import NETS, Round, clients, federation, numpy_mean, rou
 class Sends(Method):
     """A method whose weights go up as "model"."""
 
-    card = MethodCard(name="sends", delta_entries=("model",))
+    delta_entries = ("model",)
 
 
 def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:

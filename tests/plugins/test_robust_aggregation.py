@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
-from polyfed.core.method import Method, MethodCard, TrainingResult
+from polyfed.core.method import Method, TrainingResult
 from polyfed.core.server import Server
 from polyfed.plugins import adversaries
 from polyfed.plugins.adversaries import AdversarialClients, Kind, assign_attacks, collude
@@ -25,7 +25,8 @@ NOWHERE = cast(Server, None)
 class Sends(Method):
     """A method that has sent what it is told."""
 
-    card = MethodCard(delta_entries=("model",), aligned_entries=("scores",))
+    delta_entries = ("model",)
+    aligned_entries = ("scores",)
 
     def __init__(self, down: Mapping[int, Message]) -> None:
         self.down = down

@@ -155,7 +155,7 @@ def forbidden_imports(known: dict[str, Path]) -> list[str]:
                 continue
             own = {here}
             if here == "methods":  # a method may import the methods that some extend; `methods/__init__.py` lists all
-                bases = ("closed_form", "fedavg", "fedproto", "fedprox", "heterofl")
+                bases = ("closed_form", "fedavg", "fedhenn", "fedproto", "fedprox", "heterofl")
                 own = {here, "registry"} if name == "polyfed.methods" else {f"methods.{base}" for base in bases}
             if here in MAY_IMPORT and not within(one.imported, MAY_IMPORT[here] | own):
                 found.append(f"{one}: {here} may know {', '.join(sorted(MAY_IMPORT[here])) or 'nothing of polyfed'}")

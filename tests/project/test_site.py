@@ -49,7 +49,9 @@ def listed(part: Any) -> Iterator[str]:
 
 # the site ------------------------------------------------------------------------------------------------------------
 def test_the_navigation_has_every_page_once() -> None:
-    pages = list(listed(settings()["nav"]))
+    navigation = settings()["nav"]
+    SITE.add_method_pages(navigation)
+    pages = list(listed(navigation))
     made = {page.place for page in SITE.generated().values()}
     own = sorted(page for page in pages if not page.startswith("repository/") and page not in made)
     brought = ["index.md", *(f"tutorials/{name.removesuffix('ipynb')}md" for name in NOTEBOOKS)]

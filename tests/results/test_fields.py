@@ -41,11 +41,11 @@ class Everything(Record):
     share: IfPresent[Annotated[float, number_between(0, 1)]] = None
     few: IfPresent[Annotated[int, count_between(1, 3)]] = None
     unit: IfPresent[Annotated[str, one_of("client", "sample")]] = None
-    counts: list[Count] = []  # noqa: RUF012  (pydantic copies it)
-    by_name: dict[str, list[Count]] = {}  # noqa: RUF012
-    by_unit: dict[Annotated[str, one_of("client", "sample")], Number] = {}  # noqa: RUF012
-    scores: NullIsEmptyDict[Number] = {}  # noqa: RUF012
-    values: NullIsEmptyList[Number] = []  # noqa: RUF012
+    counts: list[Count] = []
+    by_name: dict[str, list[Count]] = {}
+    by_unit: dict[Annotated[str, one_of("client", "sample")], Number] = {}
+    scores: NullIsEmptyDict[Number] = {}
+    values: NullIsEmptyList[Number] = []
 
 
 @pytest.mark.parametrize(

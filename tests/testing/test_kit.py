@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from polyfed.core.method import (
     Batch,
     Context,
     Method,
-    MethodCard,
     Requirements,
     StepResult,
     TrainingResult,
@@ -330,8 +328,6 @@ class ForgetsWhatNobodySent(FedAvg):
 class UnknownStage(FedAvg):
     """Which model is scored is not said in the house's words."""
 
-    card = replace(FedAvg.card, name="unknown-stage")
-
     @property
     def evaluation_stage(self) -> Any:
         return "global"
@@ -340,7 +336,7 @@ class UnknownStage(FedAvg):
 class SaysHalfOfWhatItSends(FedAvg):
     """Its form has no number of samples, which its upload has: a server would refuse everybody."""
 
-    card = replace(FedAvg.card, form={"model": as_sent})
+    upload_form = {"model": as_sent}
 
 
 class IgnoresRowWeights(Local):
@@ -353,7 +349,7 @@ class IgnoresRowWeights(Local):
 class KeepsWhatIsItsOwn(FedAvg):
     """A receive that leaves an odd client's network as it is, though it is marked as one that loads the message."""
 
-    card = FedAvg.card
+    ignores_initial_weights = True
 
     @loads_message
     def receive(self, client: Client, message: Message) -> Context:
@@ -438,7 +434,6 @@ def test_what_all_else_rests_on_is_one_line_alone(kind: type[Method], names: str
 class Undeclared(Method):
     """Wants a representation and does not say so; with `split`, it does, but not that all need one width."""
 
-    card = MethodCard(name="undeclared", paper="none")
     split: bool = False
 
     @property

@@ -37,9 +37,9 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
 @pytest.mark.parametrize(("kind", "hyperparameters", "said"), HYPERPARAMETERS)
 def test_a_hyperparameter_that_does_nothing(kind: Any, hyperparameters: dict[str, Any], said: str) -> None:
     table = ".kernel" if said.startswith("width") else ""  # said of the table alone
-    assert refusal(lambda: kind(**hyperparameters)).startswith(f"{kind.card.name}{table}: {said}")
+    assert refusal(lambda: kind(**hyperparameters)).startswith(f"{kind.name}{table}: {said}")
     spelled = {name.rstrip("_"): value for name, value in hyperparameters.items()}
-    assert refusal(lambda: recipe(method={"name": kind.card.name, **spelled})).startswith(f"method{table}: {said}")
+    assert refusal(lambda: recipe(method={"name": kind.name, **spelled})).startswith(f"method{table}: {said}")
 
 
 def test_what_was_switched_off_on_purpose_takes_its_own_with_it() -> None:
@@ -55,7 +55,7 @@ def test_a_resolved_recipe_reads_again() -> None:
     )
     assert Recipe.from_dict(off.to_dict()).to_dict() == off.to_dict()
     for kind in METHODS.values():
-        resolved = recipe(method={"name": kind.card.name}).to_dict()
+        resolved = recipe(method={"name": kind.name}).to_dict()
         assert Recipe.from_dict(resolved).to_dict() == resolved
 
 

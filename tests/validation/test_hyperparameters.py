@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.method import Method, MethodCard
+from polyfed.core.method import Method
 from polyfed.errors import ConfigError
 from polyfed.methods import FedHeNN
 from polyfed.methods.building_blocks.alignment_data import AlignmentData
@@ -92,7 +92,6 @@ class Pull:
 class Mine(Method):
     """A method with a table."""
 
-    card = MethodCard(name="mine")
     steps: int = 0
     pull: Annotated[Pull, table(Pull)] = Pull()
 

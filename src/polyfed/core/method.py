@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass
 from types import FunctionType, MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeVar
 
@@ -197,67 +197,13 @@ class Exposed:
     sums: Callable[[Message], Mapping[str, Tensor]] | None = None
 
 
-@dataclass(frozen=True)
-class MethodCard:
-    """What a method's class declares of itself: one `card` in the class, before the hyperparameters.
-
-    A class that extends another method's writes ``card = replace(FedAvg.card, name="mine", paper="...")``, with
-    `dataclasses.replace`. Where it has no card, its base's holds, without `form` if it overrides `upload`, and without
-    `ignores_initial_weights` if it overrides `receive` or `broadcast`.
-
-    Attributes:
-        name: by which a recipe chooses it.
-        paper: authors, venue, year. reading: whether its formulas, or code, were not at hand, so that the method is a
-            reading of it.
-        differs: what may differ between clients' models.
-        down, up: what a client downloads and uploads in a round, in numbers: "P + C", P parameters.
-        states: what is kept between rounds besides weights: "client: c_i; server: w, c".
-        form: names, types and sizes of an upload (`core.upload_forms`); the server rejects others. None: not checked.
-        delta_entries: groups of an upload that are trained weights; the download of the same name is their initial
-            value. Clipping, noise and compression apply to the difference (`engine.uploads`).
-        aligned_entries: entries whose numbers are comparable between clients, such as outputs on common inputs: robust
-            aggregation compares them, like `delta_entries` and rows by "labels" (`plugins.robust_aggregation`).
-        unaligned_entries: entries with a row per label that are features of the clients' own networks, so that numbers
-            are not comparable between clients: coordinate-wise aggregators do not apply.
-        ignores_initial_weights: for a client without weights of its own, `receive` overwrites the whole network without
-            reading it, so that the engine need not draw initial weights.
-        common_start: what starts with the same weights on all clients, a function of the seed that need not be sent:
-            "head", heads with the same layers; "all", the networks of an architecture.
-        trains_alone: why several clients cannot be trained as one (executor "vectorized"), where that is known of the
-            method: "it takes the gradient of a second loss". "": it is tried.
-        alone: every client is a federation of its own, without communication; set by `polyfed.alone`.
-        adapters: clients train adapters and heads only, of frozen networks; set by a recipe's
-            `method.adapters`.
-        personalize: how what a client receives becomes its own before it is scored, "" as it is; set by a recipe's
-            `method.personalize` (`engine.method_wrappers.personalized`).
-    """
-
-    name: str = ""
-    paper: str = ""
-    reading: bool = False
-    differs: str = "anything"
-    down: str = "nothing"
-    up: str = "nothing"
-    states: str = "none"
-    form: Form | None = None
-    delta_entries: tuple[str, ...] = ()
-    aligned_entries: tuple[str, ...] = ()
-    unaligned_entries: tuple[str, ...] = ()
-    ignores_initial_weights: bool = False
-    common_start: Literal["nothing", "head", "all"] = "nothing"
-    trains_alone: str = ""
-    alone: bool = False
-    adapters: AdapterSettings | None = None
-    personalize: Literal["", "tuned", "shares"] = ""
-
-
 Receive = TypeVar("Receive", bound=Callable[..., Any])
 
 
 def loads_message(receive: Receive) -> Receive:
     """Mark a `receive` that loads tensors of the message into the network, and nothing of the client's own.
 
-    With `MethodCard.ignores_initial_weights`, who is sent the same holds the same then, and is scored together where
+    With `Method.ignores_initial_weights`, who is sent the same holds the same then, and is scored together where
     the message's "model" has all of the network.
     """
     receive.loads_message = True  # type: ignore[attr-defined]
@@ -289,35 +235,68 @@ class Method:
 
     A first method overrides some of five hooks: `broadcast`, `receive`, `loss`, `upload` and `aggregate`, in the order
     of a round. The others are for papers that need more.
+
+    A class declares what others have to know of it as attributes, at its end. Those beside `requirements`,
+    `evaluation_stage` and further properties are:
+
+    Attributes:
+        name: in tables and folders; where a class states none, its own name in small letters.
+        upload_form: names, types and sizes of an upload (`core.upload_forms`); the server rejects others. None: not
+            checked, as in a class that overrides `upload` without stating it.
+        delta_entries: groups of an upload that are trained weights; the download of the same name is their initial
+            value. Clipping, noise and compression apply to the difference (`engine.uploads`).
+        aligned_entries: entries whose numbers are comparable between clients, such as outputs on common inputs: robust
+            aggregation compares them, like `delta_entries` and rows by "labels" (`plugins.robust_aggregation`).
+        unaligned_entries: entries with a row per label that are features of the clients' own networks, so that numbers
+            are not comparable between clients: coordinate-wise aggregators do not apply.
+        ignores_initial_weights: for a client without weights of its own, `receive` overwrites the whole network without
+            reading it, so that the engine need not draw initial weights. Not inherited by a class that overrides
+            `receive` or `broadcast`.
+        common_start: what starts with the same weights on all clients, a function of the seed that need not be sent:
+            "head", heads with the same layers; "all", the networks of an architecture.
+        trains_alone: why several clients cannot be trained as one (executor "vectorized"), where that is known of the
+            method: "it takes the gradient of a second loss". "": it is tried.
+        is_alone, adapters, personalize: how `polyfed.alone` and a recipe's `method.adapters` and `method.personalize`
+            extend the method (`engine.method_wrappers`).
     """
 
-    card: ClassVar[MethodCard] = MethodCard()
+    name: ClassVar[str] = "method"
+    upload_form: ClassVar[Form | None] = None
+    delta_entries: ClassVar[tuple[str, ...]] = ()
+    aligned_entries: ClassVar[tuple[str, ...]] = ()
+    unaligned_entries: ClassVar[tuple[str, ...]] = ()
+    ignores_initial_weights: ClassVar[bool] = False
+    common_start: ClassVar[Literal["nothing", "head", "all"]] = "nothing"
+    trains_alone: ClassVar[str] = ""
+
+    is_alone: ClassVar[bool] = False
+    adapters: ClassVar[AdapterSettings | None] = None
+    personalize: ClassVar[Literal["", "tuned", "shares"]] = ""
 
     def __repr__(self) -> str:
         """Hyperparameters that differ from their defaults."""
         return repr_of_changes(self) if is_dataclass(self) else f"{type(self).__name__}()"
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Reset an inherited card's `form` where `upload` is overridden, and what `MethodCard` says where others are.
+        """Set the name, and what is not inherited by a class that overrides certain hooks.
 
         Raises:
-            ConfigError: a property or class variable is written as a method, or the reverse; the class itself declares
-                what belongs in its card.
+            ConfigError: a property or class variable is written as a method, or the reverse; or a hyperparameter has
+                the name of one.
         """
         super().__init_subclass__(**options)
         _check_kinds_of_hooks(cls)
-        own = vars(cls).keys()
-        if "card" not in own:
-            cls.card = replace(
-                cls.card,
-                form=None if "upload" in own else cls.card.form,
-                ignores_initial_weights=cls.card.ignores_initial_weights and not own & {"receive", "broadcast"},
-            )
-
-    @property
-    def name(self) -> str:
-        """The card's name; the class's where it has none."""
-        return self.card.name or type(self).__name__
+        own = vars(cls)
+        if "name" not in own:
+            cls.name = cls.__name__.lower()
+        if "upload" in own and "upload_form" not in own and cls.upload_form is not None:
+            cls.upload_form = None
+        if (
+            own.keys() & {"receive", "broadcast"}
+            and "ignores_initial_weights" not in own
+            and cls.ignores_initial_weights
+        ):
+            cls.ignores_initial_weights = False
 
     # the five hooks of a first method, in the order of a round -----------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:
@@ -530,11 +509,9 @@ class Method:
 
 def _check_kinds_of_hooks(kind: type[Method]) -> None:
     """Whether what is overridden is called where `Method` has a method, and read where it has something else."""
-    for declared in fields(MethodCard):
-        if declared.name in vars(kind):
-            raise ConfigError(
-                f"{kind.__name__}.{declared.name} belongs in its card: card = MethodCard({declared.name}=...)"
-            )
+    for name, hint in inspect.get_annotations(kind).items():
+        if name in vars(Method) and "ClassVar" not in str(hint):
+            raise ConfigError(f"{kind.__name__}.{name}: a hyperparameter needs another name, as methods have a {name}")
     functions = (FunctionType, staticmethod, classmethod)
     for name, base in vars(Method).items():
         called = isinstance(base, functions)

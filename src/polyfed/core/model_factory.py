@@ -56,10 +56,10 @@ class ModelFactory:
         auxiliary: the method's auxiliary model. others: builders that it may name, in addition to `builders`.
         beside: joins a client's network and the auxiliary model (`Method.join_models`); None: clients train their own
         only.
-        blank: clients' own networks begin as zeros (`MethodCard.ignores_initial_weights`), which spares drawing their
+        blank: clients' own networks begin as zeros (`Method.ignores_initial_weights`), which spares drawing their
         weights.
         common: "head": the heads of clients' own networks begin alike; "all": all clients of an architecture do
-        (`MethodCard.common_start`).
+        (`Method.common_start`).
 
     Attributes:
         auxiliary_model: the auxiliary model's architecture, "" without one.

@@ -55,8 +55,8 @@ def build_model_factory(
         wanted,
         beside,
         others,
-        method.card.ignores_initial_weights,
-        common=method.card.common_start,
+        method.ignores_initial_weights,
+        common=method.common_start,
     )
 
 

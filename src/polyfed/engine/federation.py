@@ -294,7 +294,7 @@ class Federation:
     @property
     def averaged(self) -> str:
         """What the method averages with whom, in a line; "" where it averages no networks."""
-        if self.method.card.alone or not hasattr(self.method, "aggregation"):
+        if self.method.is_alone or not hasattr(self.method, "aggregation"):
             return ""
         owners = [client.architecture for client in self.clients]
         templates = {name: self.model_factory.module(name, alone=True) for name in first_by_architecture(self.clients)}

@@ -49,16 +49,16 @@ def alone(method: Method) -> Method:
     Raises:
         ValueError: it is such a method already.
     """
-    if method.card.alone:
+    if method.is_alone:
         raise ValueError(f"expected a method of clients together, got {method!r}, which is alone already")
-    return _extend(method, Alone, alone=True)
+    return _extend(method, Alone, is_alone=True)
 
 
 def _extend(method: Method, part: type[Method], **declared: Any) -> Method:
-    """The method with `part` before its class, and a card that declares this, too."""
+    """The method with `part` before its class, whose declarations stay but for those that are given."""
     kind = type(method)
-    card = dataclasses.replace(kind.card, **declared)
-    described = {"__doc__": kind.__doc__, "__module__": kind.__module__, "card": card}
+    kept = ("__doc__", "__module__", "name", "upload_form", "ignores_initial_weights")  # `part` has its own
+    described = {name: getattr(kind, name) for name in kept} | declared
     extended: Method = object.__new__(type(kind.__name__, (part, kind), described))
     vars(extended).update(vars(method))
     return extended
@@ -138,7 +138,7 @@ def adapted(method: Method, adapters: AdapterSettings) -> Method:
     makes = [
         getattr(method, hook).__func__ is not getattr(Method, hook) for hook in ("variant", "build", "join_models")
     ]
-    if method.card.delta_entries or method.auxiliary_model is not None or any(makes):
+    if method.delta_entries or method.auxiliary_model is not None or any(makes):
         raise ConfigError(
             f"adapters: expected a method that neither sends nor makes networks, such as local, fedgh, fedproto, fedsa "
             f"or fd, got '{method.name}'; fedlora averages adapters"
@@ -150,17 +150,17 @@ class Adapted(Method):
     """Networks with adapters, for a method that leaves them as they are; stands before the method's own class."""
 
     def __repr__(self) -> str:
-        return f"adapted({super().__repr__()}, {self.card.adapters!r})"
+        return f"adapted({super().__repr__()}, {self.adapters!r})"
 
     def variant(self, server: Server, client_id: int) -> str:
         """The client's rank."""
-        adapters = self.card.adapters
+        adapters = self.adapters
         assert adapters is not None
         return in_turn(adapters.ranks, client_id)
 
     def build(self, model: Any, variant: str) -> nn.Module:
         """The network with adapters; without a client, those of the first rank."""
-        adapters = self.card.adapters
+        adapters = self.adapters
         assert adapters is not None
         rank = variant or in_turn(adapters.ranks, 0)
         return add_adapters(model, int(rank), adapters.alpha, adapters.layers)
@@ -195,10 +195,8 @@ def personalized(method: Method, how: Personalization) -> Method:
         raise ConfigError(
             f"personalize: expected a method that predicts by the network's output for 'shares', got '{method.name}'"
         )
-    card = method.card
-    form = None if card.form is None else {**card.form, _COUNTS: BY_CLASS}
-    sizes = {"down": f"{card.down} + C", "up": f"{card.up} + C", "states": f"{card.states}; server: counts of classes"}
-    return _extend(method, ScoredByShares, personalize=how, form=form, **sizes)
+    form = None if method.upload_form is None else {**method.upload_form, _COUNTS: BY_CLASS}
+    return _extend(method, ScoredByShares, personalize=how, upload_form=form)
 
 
 class ScoredTuned(Method):

@@ -189,7 +189,7 @@ def read_uploads(
     """What the server reads of the uploads of an exchange, as the plugins decode them.
 
     Whatever is wrong with an upload, its client's work counts for nothing, and the others go on. An upload from another
-    machine must also be finite as it arrives, and have the method's form (`MethodCard.form`) once it is decoded.
+    machine must also be finite as it arrives, and have the method's form (`Method.upload_form`) once it is decoded.
     """
     read = [_decoded(outcome, _check_finite) if outcome.is_remote else outcome for outcome in sent]
     for plugin in reversed(plugins):  # what was done last to uploads is undone first
@@ -220,7 +220,7 @@ def _check_finite(upload: Message) -> Message:
 
 
 def _check_form(round: Round, job: TrainJob, upload: Message) -> Message:
-    form = round.method.card.form
+    form = round.method.upload_form
     known = UploadContext(round.method, round.server, job.client.id, job.message)
     if form is not None and (problem := find_mismatch(form, upload, known)):
         raise Rejected(problem)

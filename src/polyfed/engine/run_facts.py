@@ -67,12 +67,12 @@ def recorded_settings(
 ) -> dict[str, Any]:
     """What a run folder records of a federation that was made in Python."""
     hyperparameters = {k: v for k, v in facts["hyperparameters"].items() if v is not None}
-    if setup.method.card.alone:
+    if setup.method.is_alone:
         hyperparameters["alone"] = True
-    if setup.method.card.personalize:
-        hyperparameters["personalize"] = setup.method.card.personalize
-    if setup.method.card.adapters is not None:
-        hyperparameters["adapters"] = setup.method.card.adapters.model_dump()
+    if setup.method.personalize:
+        hyperparameters["personalize"] = setup.method.personalize
+    if setup.method.adapters is not None:
+        hyperparameters["adapters"] = setup.method.adapters.model_dump()
     run: dict[str, Any] = {"seed": setup.seed}
     size = clients_per_batch(execution.executor, str(execution.device), execution.workers)
     if size > 1:

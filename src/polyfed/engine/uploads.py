@@ -20,12 +20,12 @@ def has_upload(method: Method) -> bool:
 
 def sent_nbytes(method: Method, message: Message) -> int:
     """Bytes of a message on the wire; 0 where every client is alone with its server, as nothing crosses."""
-    return 0 if method.card.alone else nbytes(message)
+    return 0 if method.is_alone else nbytes(message)
 
 
 def base_tensors(method: Method, name: str, value: Tensor | Group, received: Message) -> Group:
-    """What was broadcast of those tensors of a group that go up as changes of it (`MethodCard.delta_entries`)."""
-    if isinstance(value, Tensor) or name not in method.card.delta_entries:
+    """What was broadcast of those tensors of a group that go up as changes of it (`Method.delta_entries`)."""
+    if isinstance(value, Tensor) or name not in method.delta_entries:
         return {}
     down = members(received, name)
     return {key: t for key, t in down.items() if key in value and value[key].shape == t.shape and t.is_floating_point()}

@@ -144,14 +144,14 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
 
 
 def _check_names(chosen: Mapping[str, Recipe]) -> None:
-    """Whether each row has a name, and so a folder, of its own; two classes may have cards of one name."""
+    """Whether each row has a name, and so a folder, of its own; two classes may have one name."""
     owners: dict[str, str] = {}
     for asked, recipe in chosen.items():
         other = owners.setdefault(recipe.name, asked)
         if other != asked:
             raise ConfigError(
-                f"expected methods with names of their own, got '{recipe.name}' of {other} and {asked}; change a "
-                "card's name, or name one in [methods]"
+                f"expected methods with names of their own, got '{recipe.name}' of {other} and {asked}; give a "
+                "class another `name`, or name one in [methods]"
             )
 
 

@@ -1,8 +1,9 @@
-"""What a method is, read off its class: its card, its docstring, and the comments next to its hyperparameters."""
+"""What a method is, read off its class: its docstrings, its requirements, the comments next to its hyperparameters."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -17,7 +18,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from polyfed.core.method import Method
+from polyfed.core.modules import HEAD
+from polyfed.errors import ConfigError
 from polyfed.own_methods import method_class
+from polyfed.validation.hyperparameters import flat_fields
 
 __all__ = ["Key", "format_value", "kind_of", "list_hyperparameters", "page"]
 
@@ -42,9 +47,16 @@ class Key:
     meaning: str
 
 
+_PAPER = re.compile(r"\(([^()]*(?:19|20)\d\d[^()]*)\)")
+_SENT = re.compile(r"^Sent: down (.*?); up (.*?)\. Kept: (.*?)\.$\n?", re.DOTALL | re.MULTILINE)
+
+
 def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
     """Describe one method: name, paper, differs, down, up, states, scored, needs, hyperparameters (each a `Key`),
     summary, text and deviations (from its paper).
+
+    The paper stands in brackets in the first paragraph of the module's docstring, and what is sent in a line of it:
+    "Sent: down P; up P + 1. Kept: server: w."
 
     Args:
         name: of a registered method, or ``"package.module:Class"``. beside: folders with the module.
@@ -54,19 +66,24 @@ def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
     """
     kind: Any = method_class(name, beside)
     summary, _, own = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
-    _, _, whole = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n\n")
-    text, head, deviations = (own or whole).partition("Deviations from ")
+    title, _, whole = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n\n")
+    paper = _PAPER.search(" ".join(title.split()))
+    sent = _SENT.search(own or whole)
+    text, head, deviations = _SENT.sub("", own or whole).partition("Deviations from ")
     method = kind()
-    card = {key: getattr(kind.card, key) for key in ("paper", "differs", "down", "up", "states")}
-    card["paper"] += " (a reading)" if kind.card.reading else ""
     needs = []
     for field in dataclasses.fields(method.requirements):
         value = getattr(method.requirements, field.name)
         if value != field.default and field.name != "hint":
             needs.append(field.name if value is True else f"{field.name}={value}")
+    down, up, states = (" ".join(part.split()) for part in sent.groups()) if sent else ("", "", "")
     return {
         "name": name,
-        **card,
+        "paper": paper[1] if paper else "none",
+        "differs": _may_differ(kind),
+        "down": down,
+        "up": up,
+        "states": states,
         "scored": method.evaluation_stage,
         "needs": needs,
         "hyperparameters": list_hyperparameters(kind),
@@ -74,6 +91,33 @@ def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
         "text": text.strip("\n"),
         "deviations": " ".join(f"{head}{deviations}".split()),
     }
+
+
+def _may_differ(kind: type[Method]) -> str:
+    """What may differ between clients' models, with the default hyperparameters and with other choices of one."""
+    usual = _allowed(kind())
+    others: dict[str, list[str]] = {}
+    for name, field in flat_fields(kind).items():
+        for choice in typing.get_args(field.annotation) if typing.get_origin(field.annotation) is Literal else ():
+            with contextlib.suppress(ConfigError):  # the choice needs another hyperparameter, too
+                others.setdefault(_allowed(kind(**{name: choice})), []).append(str(choice))
+    more = [f"{', '.join(choices)}: {allowed}" for allowed, choices in others.items() if allowed != usual]
+    return f"{usual} ({', '.join(more)})" if more else usual
+
+
+def _allowed(method: Method) -> str:
+    """What a method's requirements leave free."""
+    needs = method.requirements
+    if needs.same_architecture:
+        has_sub_models = type(method).variant is not Method.variant
+        return "size: sub-models of one network" if has_sub_models else "nothing"
+    shares_more = needs.shared_shapes and needs.shared_parts != HEAD
+    if needs.same_head and not shares_more:
+        head = "a linear head of equal width" if needs.linear_head else "heads with the same tensors"
+        return f"anything before the head; {head}"
+    free = "depth; same-named tensors need the same shape" if shares_more else "anything"
+    cuts = "; cuts of equal shape" if needs.same_cut_shapes else ""
+    return f"{free}{cuts}" + ("; equal feature width" if needs.same_feature_dim else "")
 
 
 def format_value(value: Any) -> str:

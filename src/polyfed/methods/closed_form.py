@@ -1,4 +1,5 @@
-"""ClosedForm: one linear model on fixed random features, solved from sums that every client sends once.
+"""ClosedForm: one linear model on fixed random features, solved from sums that every client sends once
+(after Fed3R, ICML 2024, and AFL, CVPR 2025).
 
 phi: a map drawn from the run's seed, the same at every client and never sent (`functional.random_features`).
 client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S_k = sum of phi(x) phi(x)' over all rows
@@ -19,6 +20,8 @@ After closed forms on a pre-trained extractor: Fed3R (Fani et al., ICML 2024, ar
 kitchen sinks (Rahimi and Recht, NeurIPS 2007), random patches (Coates and Ng, NeurIPS 2011), ROCKET (Dempster et al.,
 DMKD 2020).
 Shapes: D features, C classes, N rows.
+Sent: down 2 (C D + 2 C), D features, whenever it changes; up once D (D + 1) + 2 (C D + C), D features (texts: 2 (C D +
+C)). Kept: client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k.
 Deviations from the paper: (1) The map is random instead of pre-trained, so that no other data are needed. (2) The
 classifier is a discriminant analysis with each client's own class shares; Fed3R and AFL have one ridge regression onto
 one-hot classes. (3) No fine-tuning follows.
@@ -46,7 +49,6 @@ from polyfed.core.method import (
     Exchange,
     Exposed,
     Method,
-    MethodCard,
     Requirements,
     TrainingResult,
     hyperparameters,
@@ -126,16 +128,7 @@ def _normals(client: Client, noise: float) -> Normals:
 
 @hyperparameters
 class ClosedForm(Method):
-    """A linear model on fixed random features, solved at the server from sums of rows."""
-
-    card = MethodCard(
-        name="closed-form",
-        paper="after Fed3R, ICML 2024, and AFL, CVPR 2025",
-        down="2 (C D + 2 C), D features, whenever it changes",
-        up="once D (D + 1) + 2 (C D + C), D features (texts: 2 (C D + C))",
-        states="client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k",
-        form={"sums": _sums_of_rows, "holds": Entry(types=_WHOLE, least=0)},
-    )
+    """A linear model on random features, solved at the server from sums."""
 
     features: Annotated[int, Field(ge=1)] = 576  # D, numbers that an input becomes; of texts, all words count
     shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.1  # s, how far the covariance is shrunk towards a multiple of I
@@ -143,23 +136,6 @@ class ClosedForm(Method):
     prior: Literal["own", "federation"] = "own"
     keep_sums: bool = False  # the server keeps each client's sums, so that a client can be forgotten
     unit_features: bool = False  # rows of features have norm 1, as noise on the sums needs
-
-    @property
-    def requirements(self) -> Requirements:
-        classes = "unit_features bound no number to predict" if self.unit_features else ""
-        return Requirements(same_input_shape=True, classes=classes, shared_outputs="it adds up rows by class")
-
-    @property
-    def bounds_rows(self) -> bool:
-        return self.unit_features and not self.card.alone
-
-    evaluation_stage = "received"
-    staleness_weighting = "alike"  # sums are the same in any round
-    supports_dp_sgd = False
-
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        return {"sums": "sums of rows, which would be solved with all that was done to them; see unit_features"}
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return (Exchange(trains=False),)
@@ -313,13 +289,6 @@ class ClosedForm(Method):
         prior_C = shares_C if self.prior == "federation" else context["own shares"].to(phi_ND.device)
         return class_statistics.log_posterior(scores_NC, shares_C, prior_C)
 
-    @property
-    def exposed(self) -> Exposed | None:
-        def function(client: Client) -> Callable[[Tensor], Tensor]:
-            return functools.partial(apply_map, self._map_of(client))
-
-        return Exposed("sums", "sums", function, sums=self._sums_in)
-
     def _sums_in(self, upload: Message) -> Group:
         sums = get_group(upload, "sums")
         return sums if self.unit_features else _times(sums, int(sums["counts"].sum()))
@@ -328,3 +297,30 @@ class ClosedForm(Method):
     def alternative_predictors(self) -> Mapping[str, Method]:
         other: Literal["own", "federation"] = "own" if self.prior == "federation" else "federation"
         return {other: replace(self, prior=other)}
+
+    # declared -------------------------------------------------------------------------------------------------
+    name = "closed-form"
+    evaluation_stage = "received"
+    staleness_weighting = "alike"  # sums are the same in any round
+    supports_dp_sgd = False
+    upload_form = {"sums": _sums_of_rows, "holds": Entry(types=_WHOLE, least=0)}
+
+    @property
+    def requirements(self) -> Requirements:
+        classes = "unit_features bound no number to predict" if self.unit_features else ""
+        return Requirements(same_input_shape=True, classes=classes, shared_outputs="it adds up rows by class")
+
+    @property
+    def bounds_rows(self) -> bool:
+        return self.unit_features and not self.is_alone
+
+    @property
+    def fixed_entries(self) -> Mapping[str, str]:
+        return {"sums": "sums of rows, which would be solved with all that was done to them; see unit_features"}
+
+    @property
+    def exposed(self) -> Exposed | None:
+        def function(client: Client) -> Callable[[Tensor], Tensor]:
+            return functools.partial(apply_map, self._map_of(client))
+
+        return Exposed("sums", "sums", function, sums=self._sums_in)

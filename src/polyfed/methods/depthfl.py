@@ -7,6 +7,7 @@ Client k:  w_k <- w[depth];  E epochs of SGD on
            c(t) = `distillation` exp(-5 (1 - min(t, R) / R)^2),  t = 0, 1, ... the round, R = `ramp_up`.
 Server:    every tensor of w <- mean over the clients that hold it;  what nobody holds stays bit for bit.
 Predicted is by the mean of the logits of all m classifiers.
+Sent: down P(d); up P(d). Kept: server: w with its classifiers.
 Deviations from the paper: (1) Clients take plain SGD steps, the paper's "DepthFL (FedAvg)". Its main rows add FedDyn's
 dynamic regularization. (2) Classifiers are one linear layer on the means over pixels; the authors' have convolutions
 before it. (3) Each client's network is evaluated on its own test rows; the paper evaluates the whole network on one
@@ -31,7 +32,6 @@ from polyfed.core.method import (
     Batch,
     Context,
     Method,
-    MethodCard,
     Requirements,
     TrainingResult,
     follows_device,
@@ -53,27 +53,9 @@ _ENOUGH = 0.5  # share of the distillation's weight in the last round below whic
 class DepthFL(Method):
     """Shallower sub-models of one network, whose classifiers learn from each other."""
 
-    card = MethodCard(
-        name="depthfl",
-        paper="Kim et al., ICLR 2023",
-        differs="depth: sub-models of one network",
-        down="P(d)",
-        up="P(d)",
-        states="server: w with its classifiers",
-        form={"model": as_sent},
-        delta_entries=("model",),
-        ignores_initial_weights=True,
-    )
-
     depths: Shares = "1 0.75 0.5 0.25"  # shares of the network's blocks, from 1 down, assigned to clients in turn
     distillation: Annotated[float, Field(ge=0)] = 1.0  # full weight of the mutual distillation; 0: off
     ramp_up: Annotated[int, Field(ge=0)] = 300  # R, rounds until this weight is full; 0: from the start
-
-    requirements = Requirements(
-        same_architecture=True, classes="its exits teach each other by probabilities of classes"
-    )
-
-    evaluation_stage = "received"
 
     # the client's network ------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
@@ -129,6 +111,15 @@ class DepthFL(Method):
             f"the classifiers' learning from each other reaches {reached:.1%} of its weight in the last round; "
             f"set method.ramp_up = {self.ramp_up} to some part of training.rounds"
         )
+
+    # declared -------------------------------------------------------------------------------------------------
+    requirements = Requirements(
+        same_architecture=True, classes="its exits teach each other by probabilities of classes"
+    )
+    evaluation_stage = "received"
+    upload_form = {"model": as_sent}
+    delta_entries = ("model",)
+    ignores_initial_weights = True
 
 
 def _ramp_up(passed: int, rounds: int) -> float:

@@ -10,6 +10,7 @@ is a distribution whatever the clients' scales, and no score can run away with i
 scores and takes softmax(Z); either way a target is a distribution, never a raw score.
 Controls send another target: "own" z_k[c]; "flat" Z_k[c] with all of its entries but the c-th replaced by their mean;
 "uniform" 1 / C throughout: label smoothing (Szegedy et al., CVPR 2016) by lambda / (1 + lambda).
+Sent: down S C + S; up S C + 2 S. Kept: server: z_k, n_k, clients' classes.
 Deviations from the paper: (1) The mean over clients is weighted by samples. The paper counts each device once
 (`weighting = "uniform"`). (2) z_k is computed in one pass after training; the paper accumulates it while weights still
 change. (3) The paper selects all clients in every round. Here a class that no client sent keeps its last outputs, and
@@ -29,7 +30,7 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor, nbytes
-from polyfed.core.method import Batch, Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.class_prototypes import merge, soft_cross_entropy, to_dense
 from polyfed.functional.losses import cross_entropy
@@ -42,30 +43,12 @@ _TABLE = ("owners", "labels", "outputs", "counts")  # what the server keeps of e
 class FD(Method):
     """Federated distillation: clients exchange one mean output per class."""
 
-    card = MethodCard(
-        name="fd",
-        paper="Jeong et al., NeurIPS workshop 2018",
-        down="S C + S",
-        up="S C + 2 S",
-        states="server: z_k, n_k, clients' classes",
-        form={"labels": upload_forms.LABELS, "outputs": upload_forms.rows_of("C"), "counts": upload_forms.COUNTS},
-    )
-
     distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # lambda, weight of the distillation; 0: Local
     outputs: Literal["probabilities", "logits"] = "probabilities"  # what is averaged; "logits": raw scores
     # clients by samples of the class; "uniform": equally, as in the paper, without sending counts
     weighting: Literal["count", "uniform"] = "count"
     # targets in place of the others' outputs: the client's "own", the others' made "flat", or "uniform"
     control: Literal["none", "own", "flat", "uniform"] = "none"
-
-    requirements = Requirements(classes="it averages outputs by class")
-
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        no_longer = "probabilities, which noise would leave none; use method.outputs = 'logits'"
-        return {"outputs": no_longer} if self.outputs == "probabilities" else {}
-
-    staleness_weighting = "uploads"
 
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:
@@ -128,6 +111,16 @@ class FD(Method):
     def nbytes_in_paper(self, message: Message) -> int:
         """Bytes of the outputs only, as in FedGH's Table 3."""
         return nbytes({"outputs": message["outputs"]}) if "outputs" in message else 0
+
+    # declared -------------------------------------------------------------------------------------------------
+    requirements = Requirements(classes="it averages outputs by class")
+    staleness_weighting = "uploads"
+    upload_form = {"labels": upload_forms.LABELS, "outputs": upload_forms.rows_of("C"), "counts": upload_forms.COUNTS}
+
+    @property
+    def fixed_entries(self) -> Mapping[str, str]:
+        no_longer = "probabilities, which noise would leave none; use method.outputs = 'logits'"
+        return {"outputs": no_longer} if self.outputs == "probabilities" else {}
 
 
 def _flat(rows_SC: Tensor, labels_S: Tensor) -> Tensor:

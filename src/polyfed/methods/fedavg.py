@@ -4,6 +4,7 @@ client k:  w_k <- w;  E epochs of  w_k <- w_k - eta grad CE(f(x; w_k), y)
 server:    w   <- sum over responding clients of p_k w_k,   p_k = n_k / sum n_j   ("samples"),
            1 / their number ("uniform")
 
+Sent: down P; up P + 1. Kept: server: w.
 Deviations from the paper: (1) Different architectures are averaged layer by layer or within each architecture, as in
 FedIN's eq. 19 and 21. The paper has a single architecture. (2) BatchNorm's running statistics are averaged like
 weights. Its batch counter (an integer) stays local. (3) The local loss is the mean cross entropy, which the paper
@@ -20,7 +21,6 @@ from polyfed.core.message import Message, get_group
 from polyfed.core.method import (
     Context,
     Method,
-    MethodCard,
     Requirements,
     TrainingResult,
     follows_device,
@@ -38,33 +38,9 @@ from polyfed.methods.building_blocks import weight_averaging
 class FedAvg(Method):
     """Federated averaging of weights."""
 
-    card = MethodCard(
-        name="fedavg",
-        paper="McMahan et al., AISTATS 2017",
-        differs="depth; same-named tensors need the same shape (same-shape: anything)",
-        down="P",
-        up="P + 1",
-        states="server: w",
-        form={"model": as_sent, "n": SAMPLES},
-        delta_entries=("model",),
-        ignores_initial_weights=True,
-    )
-
     # averages each tensor over all clients that have it; "same-shape": within each architecture
     aggregation: weight_averaging.Aggregation = "layer-wise"
     weighting: weight_averaging.Weighting = "samples"  # clients count by their samples; "uniform": equally
-
-    @property
-    def requirements(self) -> Requirements:
-        return weight_averaging.requirements(self.aggregation)
-
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received"
-
-    @property
-    def staleness_weighting(self) -> Literal["none", "alike", "changes", "uploads"]:
-        return "changes" if type(self).aggregate is FedAvg.aggregate else "none"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -87,3 +63,20 @@ class FedAvg(Method):
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         return weight_averaging.upload(client)
+
+    # declared -------------------------------------------------------------------------------------------------
+    upload_form = {"model": as_sent, "n": SAMPLES}
+    delta_entries = ("model",)
+    ignores_initial_weights = True
+
+    @property
+    def requirements(self) -> Requirements:
+        return weight_averaging.requirements(self.aggregation)
+
+    @property
+    def evaluation_stage(self) -> Stage:
+        return "received"
+
+    @property
+    def staleness_weighting(self) -> Literal["none", "alike", "changes", "uploads"]:
+        return "changes" if type(self).aggregate is FedAvg.aggregate else "none"

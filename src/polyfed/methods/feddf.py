@@ -7,6 +7,7 @@ Server:    w_u <- sum_i p_i w_i over the clients of u, p_i = n_i / sum n_i;
            s(x) = mean over all clients i of s_i(x)  (the paper's AVGLOGITS);
            `server_steps` of Adam in each w_u on  KL(softmax s(x) || softmax f_u(x; w_u)),  the learning rate falling
            from `server_lr` to 0 along a cosine.
+Sent: down P; up P + 1. Kept: server: a w_u per architecture.
 Deviations from the paper: (1) Each client is evaluated on its own test rows; the paper has one test set for all. (2)
 Distillation takes 128 steps. The paper takes up to 10 000 steps and stops once validation accuracy has not risen for
 1000 of them. (3) All clients enter s. The paper leaves out those that are no better than chance. (4) An architecture
@@ -28,7 +29,7 @@ from torch import Tensor
 from polyfed.core.client import PublicData
 from polyfed.core.inference import public_outputs
 from polyfed.core.message import Message
-from polyfed.core.method import Method, MethodCard, Requirements, hyperparameters
+from polyfed.core.method import Method, Requirements, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.core.upload_forms import SAMPLES, as_sent
@@ -43,30 +44,9 @@ _WITHIN: weight_averaging.Aggregation = "same-shape"
 class FedDF(Method):
     """Averaging within each architecture, then distillation from all clients' networks."""
 
-    card = MethodCard(
-        name="feddf",
-        paper="Lin et al., NeurIPS 2020",
-        down="P",
-        up="P + 1",
-        states="server: a w_u per architecture",
-        form={"model": as_sent, "n": SAMPLES},
-        delta_entries=("model",),
-        ignores_initial_weights=True,
-    )
-
     server_steps: Annotated[int, Field(ge=0)] = 128  # Adam steps per round; 0: FedAvg within each architecture
     server_batch: Annotated[int, Field(ge=2)] = 128  # public inputs per step
     server_lr: Annotated[float, Field(ge=0)] = 0.001  # first learning rate; 0: only BatchNorm's statistics change
-
-    @property
-    def requirements(self) -> Requirements:
-        if not self.server_steps:
-            return Requirements(shared_outputs=weight_averaging.AVERAGES_HEADS)
-        return Requirements(
-            public=self.server_batch, same_input_shape=True, classes="it distills probabilities of classes"
-        )
-
-    evaluation_stage = "received"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -111,3 +91,17 @@ class FedDF(Method):
     # client ------------------------------------------------------------------------------------------------
     receive = FedAvg.receive
     upload = FedAvg.upload
+
+    # declared -------------------------------------------------------------------------------------------------
+    evaluation_stage = "received"
+    upload_form = {"model": as_sent, "n": SAMPLES}
+    delta_entries = ("model",)
+    ignores_initial_weights = True
+
+    @property
+    def requirements(self) -> Requirements:
+        if not self.server_steps:
+            return Requirements(shared_outputs=weight_averaging.AVERAGES_HEADS)
+        return Requirements(
+            public=self.server_batch, same_input_shape=True, classes="it distills probabilities of classes"
+        )

@@ -7,6 +7,7 @@ Client k:  F = mean_n (d log p(y_n | x_n; w_k) / d w_k)^2, brought to [0, 1] in 
            epochs of SGD on CE + (lambda2 / 2) (||w_k - w|| - C)^2, the others alone;
            u = w_k - w, without the personal entries.
 Server:    w <- w + sum_k p_k u_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
+Sent: down P; up P. Kept: server: w.
 Deviations from the paper: (1) Different architectures are averaged layer by layer or within each architecture; the
 paper has one. (2) w + u is sent instead of u. The server knows w, so both reveal the same. (3) Clipping and noise are
 those of `[privacy]`. Personal entries of u are 0, as in the paper; the authors' code clips, noises and sends them. (4)
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -52,21 +52,10 @@ from polyfed.methods.fedavg import FedAvg
 class FedDPA(FedAvg):
     """Averaging with personal weights, selected by their Fisher information."""
 
-    card = replace(
-        FedAvg.card, name="feddpa", paper="Yang et al., NeurIPS 2023", up="P", form={"model": upload_forms.as_sent}
-    )
-
     threshold: Annotated[float, Field(ge=-1, le=1)] = 0.4  # entries with a larger F are personal; 1: none; below 0: all
     lambda1: Annotated[float, Field(ge=0)] = 0.1  # weight of the pull of personal entries to w; 0: off
     lambda2: Annotated[float, Field(ge=0)] = 0.05  # weight of the pull of the update's norm to C; 0: off
     max_update_norm: Annotated[float, Field(gt=0)] = 0.5  # C, the norm that lambda2 pulls the update to
-
-    @property
-    def requirements(self) -> Requirements:
-        reason = "its Fisher information is of probabilities of classes"
-        return dataclasses.replace(super().requirements, classes=reason)
-
-    evaluation_stage = "personal"
 
     # server ------------------------------------------------------------------------------------------------
     @follows_device
@@ -114,6 +103,16 @@ class FedDPA(FedAvg):
         w = client.context["w"]
         sent = {name: torch.where(mask, w[name], model[name]) for name, mask in client.context["personal"].items()}
         return {"model": {**model, **sent}}
+
+    # declared -------------------------------------------------------------------------------------------------
+    evaluation_stage = "personal"
+    upload_form = {"model": upload_forms.as_sent}
+    ignores_initial_weights = True
+
+    @property
+    def requirements(self) -> Requirements:
+        reason = "its Fisher information is of probabilities of classes"
+        return dataclasses.replace(super().requirements, classes=reason)
 
 
 def _any_entry(masks: Mapping[str, Tensor]) -> Tensor:

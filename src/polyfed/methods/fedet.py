@@ -7,6 +7,7 @@ Server:    head of w <- mean of the heads of w_i;  y(x) = argmax s(x), s = sum_i
            s_div = the same sum over those i whose highest score is not y(x);
            `server_steps` of SGD in w on  CE(f(x; w), y(x)) + lambda KL(softmax s_div(x) || softmax f(x; w)), where all
            agree without the KL;  then w_u <- mean of the w_i of u, with the head of w.
+Sent: down P; up P + 1. Kept: server: w, a w_u per architecture.
 Deviations from the paper (arXiv:2204.12703): (1) The architectures' averaged networks are evaluated, not the server's
 network. (2) v_i is the variance of logits, equal to that of log-probabilities. The paper's descriptions differ, and one
 takes probabilities. If all variances are 0, networks have equal weights. (3) An architecture from which no client
@@ -18,7 +19,6 @@ round. (6) The server's optimizer is plain SGD, created anew in each round.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -40,15 +40,7 @@ from polyfed.methods.fedavg import FedAvg
 
 @hyperparameters
 class FedET(FedAvg):
-    """Ensemble distillation into a large server network, whose head is sent back to the clients."""
-
-    card = replace(
-        FedAvg.card,
-        name="fedet",
-        paper="Cho et al., IJCAI 2022",
-        differs="anything before the head; heads with the same tensors",
-        states="server: w, a w_u per architecture",
-    )
+    """Ensemble distillation into a large server network, whose head is sent back."""
 
     # w_u: mean within each architecture; "layer-wise": of each tensor over all clients that have it
     aggregation: weight_averaging.Aggregation = "same-shape"
@@ -59,21 +51,6 @@ class FedET(FedAvg):
     server_steps: Annotated[int, Field(ge=0)] = 128  # SGD steps per round; 0: only heads are averaged
     server_batch: Annotated[int, Field(ge=2)] = 64  # public inputs per step
     server_lr: Annotated[float, Field(ge=0)] = 0.005  # learning rate of these steps; 0: only the head changes
-
-    @property
-    def requirements(self) -> Requirements:
-        nested = self.aggregation != "same-shape"
-        instead = "set models.feature_dim to give all one width, or use fedmd, which averages no weights"
-        return Requirements(
-            split_model=True,
-            same_head=True,
-            shared_shapes=nested,
-            same_input_shape=True,
-            public=self.server_batch if self.server_steps else 0,
-            classes="it distills probabilities of classes" if self.server_steps else "",
-            shared_outputs=weight_averaging.AVERAGES_HEADS,
-            hint=f"use method.aggregation = 'same-shape', {instead}" if nested else instead,
-        )
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel:
@@ -127,3 +104,19 @@ class FedET(FedAvg):
             names = head_names(server.model(architecture, {}))
             tensors = {own: head[inner] for own, inner in names.items()}
             weight_averaging.set_tensors(server, self.aggregation, architecture, tensors)
+
+    # declared -------------------------------------------------------------------------------------------------
+    @property
+    def requirements(self) -> Requirements:
+        nested = self.aggregation != "same-shape"
+        instead = "set models.feature_dim to give all one width, or use fedmd, which averages no weights"
+        return Requirements(
+            split_model=True,
+            same_head=True,
+            shared_shapes=nested,
+            same_input_shape=True,
+            public=self.server_batch if self.server_steps else 0,
+            classes="it distills probabilities of classes" if self.server_steps else "",
+            shared_outputs=weight_averaging.AVERAGES_HEADS,
+            hint=f"use method.aggregation = 'same-shape', {instead}" if nested else instead,
+        )

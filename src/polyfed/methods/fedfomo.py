@@ -6,6 +6,8 @@ Client k:  delta_n = (L(w_old) - L(w_n)) / ||w_n - w_old||, L the mean cross ent
            All start from one model: what has grown from unlike weights cannot be mixed.
 Server:    keeps every client's last model;  A_kn <- A_kn + delta_n;  sends client k the M others with the largest A_kn,
            each replaced by a random other with probability epsilon_t = max(0, epsilon - 0.05 (t - 1)).
+Sent: down M P (M other clients' models); up P + M. Kept: client: w before training; server: initial w, all w_k, A (N x
+N).
 Deviations from the paper: (1) Architectures may differ; the paper has one. (2) w_old is the model before the last local
 training, as in the authors' commands (`first_model`), so that a client's own training is weighted like others'. (3) The
 client's own last model is a candidate beside the M models. (4) The distance is over parameters. BatchNorm's running
@@ -27,7 +29,7 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor, numbers_of
-from polyfed.core.method import Context, Method, MethodCard, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.functional.averaging import distance, interpolate_towards, model_gains, normalize_positive
@@ -42,33 +44,9 @@ _EPSILON_DECAY = 0.05  # per round
 class FedFomo(Method):
     """A mixture of other clients' models for every client, weighted by validation loss."""
 
-    card = MethodCard(
-        name="fedfomo",
-        paper="Zhang et al., ICLR 2021",
-        differs="depth; same-named tensors need the same shape (same-shape: anything)",
-        down="M P (M other clients' models)",
-        up="P + M",
-        states="client: w before training; server: initial w, all w_k, A (N x N)",
-        form={
-            "model": upload_forms.own_network,
-            "delta": upload_forms.Entry(
-                (upload_forms.UpTo("M", lambda known: sum(n.startswith("candidate") for n in known.sent)),)
-            ),
-        },
-        ignores_initial_weights=True,
-    )
-
     num_models: Annotated[int, Field(ge=1)] = 5  # M, other clients' models sent to a client
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # probability of a random model instead, in round 1; 0: none
     aggregation: weight_averaging.Aggregation = "layer-wise"  # candidates of all architectures; "same-shape": its own
-
-    @property
-    def requirements(self) -> Requirements:
-        return dataclasses.replace(weight_averaging.requirements(self.aggregation), validation=True)
-
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        return {"model": "whole weights, which others weigh up"}
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -156,3 +134,20 @@ class FedFomo(Method):
         if len(delta):
             message["delta"] = delta
         return message
+
+    # declared -------------------------------------------------------------------------------------------------
+    upload_form = {
+        "model": upload_forms.own_network,
+        "delta": upload_forms.Entry(
+            (upload_forms.UpTo("M", lambda known: sum(n.startswith("candidate") for n in known.sent)),)
+        ),
+    }
+    ignores_initial_weights = True
+
+    @property
+    def requirements(self) -> Requirements:
+        return dataclasses.replace(weight_averaging.requirements(self.aggregation), validation=True)
+
+    @property
+    def fixed_entries(self) -> Mapping[str, str]:
+        return {"model": "whole weights, which others weigh up"}

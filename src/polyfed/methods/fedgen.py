@@ -8,6 +8,7 @@ Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)
 Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + L_div, omega_ky = n_ky /
            sum_j n_jy, heads h_k as received, L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|).
 Steps and rate of G are those of the authors' code on MNIST.
+Sent: down P + P_G + C; up P + C. Kept: server: w, G and its Adam, class counts.
 Deviations from the paper (arXiv:2105.10056): (1) The KL term, the decay and the sum of the clients' losses are those of
 the authors' code. The paper has the first term, with weight 1, and the loss of the clients' mean logits. (2) Noise is
 normal; in the authors' code it is uniform. (3) Classes are drawn by the responding clients' counts; the authors' code
@@ -22,7 +23,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -57,29 +57,8 @@ WEIGHT_DECAY = 0.01  # L2 penalty in Adam
 class FedGen(FedAvg):
     """Averaging of weights, and features of all classes from a server-trained generator."""
 
-    card = replace(
-        FedAvg.card,
-        name="fedgen",
-        paper="Zhu et al., ICML 2021",
-        differs="depth; equal feature width (same-shape: anything before the head)",
-        down="P + P_G + C",
-        up="P + C",
-        states="server: w, G and its Adam, class counts",
-        form={"model": upload_forms.as_sent, "counts": upload_forms.BY_CLASS},
-    )
-
     alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on generated features of drawn classes; 0: off
     beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards features of the batch's classes; 0: off
-
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(
-            split_model=True,
-            same_feature_dim=True,
-            shared_shapes=self.aggregation != "same-shape",
-            classes="its generator draws representations by class",
-            hint="use method.aggregation = 'same-shape'",
-        )
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -160,6 +139,20 @@ class FedGen(FedAvg):
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         counts = torch.bincount(client.data.train.y, minlength=client.classes).int()
         return {"model": super().upload(client, trained)["model"], "counts": counts}
+
+    # declared -------------------------------------------------------------------------------------------------
+    upload_form = {"model": upload_forms.as_sent, "counts": upload_forms.BY_CLASS}
+    ignores_initial_weights = True
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(
+            split_model=True,
+            same_feature_dim=True,
+            shared_shapes=self.aggregation != "same-shape",
+            classes="its generator draws representations by class",
+            hint="use method.aggregation = 'same-shape'",
+        )
 
 
 # the generator -------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ mean of one class.
 client k:  theta_k <- theta;  E epochs of SGD on CE(H(theta_k; F_k(x)), y), over extractor and header
            Rbar_k^s = mean of F_k(x) over D_k^s, in eval mode, for each s in S_k        (a LAR; eq. 3)
 server:    theta <- theta - eta_theta grad CE(H(theta; Rbar_k^s), s), pair by pair      (eq. 4)
+Sent: down C D + C; up S D + S. Kept: server: the header.
 Deviations from the paper: (1) Eq. 4 does not define one step. The default is one step per pair; `header_batch` has the
 other readings. (2) The gradient of a header step is clipped at norm 50, as in the authors' code. With ReLU features
 this norm is not reached. (3) In the authors' code, the server's optimizer does not contain the header, so that the
@@ -16,7 +17,6 @@ and sends no initial header. (4) Another public implementation trains the header
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -42,25 +42,11 @@ _MAX_GRAD_NORM = 50.0  # largest gradient norm of a header step
 class FedGH(TrainedHeader):
     """A global header, trained by the server on class means of representations."""
 
-    card = replace(
-        TrainedHeader.card,
-        name="fedgh",
-        paper="Yi et al., ACM MM 2023",
-        differs="anything before the head; a linear head of equal width",
-        down="C D + C",
-        up="S D + S",
-        states="server: the header",
-        form={"labels": upload_forms.LABELS, "lars": upload_forms.rows_of("D")},
-        unaligned_entries=("lars",),
-    )
-
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta, learning rate of the header; 0: it stays random
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round
     # pairs per header step: "lar": one; "client": those of a client; "round": all; a number: so many, shuffled
     header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
     control: Literal["none", "noise"] = "none"  # "noise": clients send noise with the mean and spread of their LARs
-
-    staleness_weighting = "uploads"
 
     # server ------------------------------------------------------------------------------------------------
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -106,15 +92,20 @@ class FedGH(TrainedHeader):
             lars = lars.mean() + lars.std(correction=0) * noise
         return {"labels": labels, "lars": lars}
 
-    @property
-    def exposed(self) -> Exposed | None:
-        return Exposed("prototypes", "lars", lambda client: as_split_model(client.model).represent)
-
     # accounting --------------------------------------------------------------------------------------------
     def nbytes_in_paper(self, message: Message) -> int:
         """Bytes without the header's bias, as in Table 3."""
         bias = get_group(message, "header")["bias"] if "header" in message else torch.empty(0)
         return nbytes(message) - nbytes({"bias": bias})
+
+    # declared -------------------------------------------------------------------------------------------------
+    staleness_weighting = "uploads"
+    upload_form = {"labels": upload_forms.LABELS, "lars": upload_forms.rows_of("D")}
+    unaligned_entries = ("lars",)
+
+    @property
+    def exposed(self) -> Exposed | None:
+        return Exposed("prototypes", "lars", lambda client: as_split_model(client.model).represent)
 
 
 def header_sgd_step(

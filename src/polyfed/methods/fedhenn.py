@@ -9,6 +9,7 @@ server:    K_bar = mean of K_j over the clients' latest uploads;  no weights are
            sends F (L, r),  F F^T ~ H K_bar H
 up:        w_k, or A_k with uploads = "kernels"
 Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
+Sent: down L inputs + L r; up P (kernels: L D). Kept: server: the RAD, latest w_k or A_k.
 Deviations from the paper: (1) Each step uses `alignment_data.batch` rows of the RAD, drawn anew. The paper uses all L.
 (2) K_k is computed in every step, as in the authors' code, or in every n-th (`alignment_data.every`), where the term
 has n times the weight. Algorithms 1 and 2 compute it once per local epoch. (3) K_bar is sent as a factor. RBF kernels
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import Batch, Context, MethodCard, TrainingResult, follows_device, hyperparameters, table
+from polyfed.core.method import Batch, Context, TrainingResult, follows_device, hyperparameters, table
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import own_network
@@ -49,17 +50,7 @@ from polyfed.methods.building_blocks.mean_kernel import MeanKernel, representati
 
 @hyperparameters
 class FedHeNN(KernelAlignment):
-    """Personal networks of any architecture, aligned to the mean kernel of all clients (Algorithm 2)."""
-
-    card = MethodCard(
-        name="fedhenn",
-        paper="Makhija et al., ICML 2022",
-        down="L inputs + L r",
-        up="P (kernels: L D)",
-        states="server: the RAD, latest w_k or A_k",
-        form={"model": own_network, "kernel": representation_form, "rad_draw": ACKNOWLEDGMENT},
-        delta_entries=("model",),
-    )
+    """Personal networks, aligned to the mean kernel of all clients (Algorithm 2)."""
 
     kernel: Annotated[MeanKernel, table(MeanKernel)] = MeanKernel()
     uploads: Literal["weights", "kernels"] = "weights"  # "kernels": A_k of a fixed RAD instead of weights
@@ -126,6 +117,11 @@ class FedHeNN(KernelAlignment):
         """Also in round 1 with kernel uploads, which round 2 needs."""
         return self.eta(round) > 0 or (self.uploads == "kernels" and self.eta(2) > 0)
 
+    # declared -------------------------------------------------------------------------------------------------
+    staleness_weighting = "alike"
+    upload_form = {"model": own_network, "kernel": representation_form, "rad_draw": ACKNOWLEDGMENT}
+    delta_entries = ("model",)
+
     @property
     def is_control(self) -> bool:
         return self.kernel.control != "none"
@@ -138,5 +134,3 @@ class FedHeNN(KernelAlignment):
         if precision != "float32":
             return {"kernel": f"numbers packed as {precision}; use method.kernel.precision = 'float32'"}
         return {}
-
-    staleness_weighting = "alike"

@@ -6,6 +6,7 @@ client k:  w_k <- w;  E epochs of SGD on  CE(f(x; w_k), y) + eta(t) d(K_k, K(w))
            d = 1 - CKA, or with "procrustes" the distance up to a rotation and a scale
            eta(t) = eta0 sqrt(t - 1)     or eta0 (t - 1), or eta0;  rounds t from 1
 server:    w <- sum over responding clients of n_k w_k / sum n_j
+Sent: down P + L inputs; up P + 1. Kept: server: the RAD, w.
 Deviations from the paper: (1) The average over all clients at the end of Algorithm 1 is off by default
 (`final_average`), as in the authors' code, and on in the recipes for Table 1. (2) The Procrustes distance is free
 of scale. (3) FedHeNN's deviations concerning the RAD and the steps apply here, too.
@@ -28,7 +29,6 @@ from polyfed.core.method import (
     Batch,
     Context,
     Exchange,
-    MethodCard,
     Requirements,
     TrainingResult,
     follows_device,
@@ -59,31 +59,8 @@ class KernelSimilarity:
 class HomogeneousFedHeNN(KernelAlignment):
     """Federated averaging of one architecture, aligned to the received weights."""
 
-    card = MethodCard(
-        name="fedhenn-homogeneous",
-        paper="Makhija et al., ICML 2022",
-        differs="nothing",
-        down="P + L inputs",
-        up="P + 1",
-        states="server: the RAD, w",
-        form={"model": own_network, "n": SAMPLES, "rad_draw": ACKNOWLEDGMENT},
-        delta_entries=("model",),
-    )
-
     kernel: Annotated[KernelSimilarity, table(KernelSimilarity)] = KernelSimilarity()
     final_average: bool = False  # average all clients' latest weights after the last round
-
-    @property
-    def requirements(self) -> Requirements:
-        return dataclasses.replace(
-            super().requirements, same_architecture=True, hint="use fedhenn", shared_outputs="it averages networks"
-        )
-
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        return {"model": "whole weights, of which none are sent down"} if self.final_average else {}
-
-    evaluation_stage = "received"
 
     def final_exchanges(self) -> Sequence[Exchange]:
         return (Exchange("average", who="all", trains=False),) if self.final_average else ()
@@ -140,3 +117,19 @@ class HomogeneousFedHeNN(KernelAlignment):
         average = weight_averaging.weights_for(server, "same-shape", server.architectures[0])
         models = {i: get_group({"model": average, **uploads[i]}, "model") for i in counts}
         weight_averaging.average(server, "same-shape", models, counts)
+
+    # declared -------------------------------------------------------------------------------------------------
+    name = "fedhenn-homogeneous"
+    evaluation_stage = "received"
+    upload_form = {"model": own_network, "n": SAMPLES, "rad_draw": ACKNOWLEDGMENT}
+    delta_entries = ("model",)
+
+    @property
+    def requirements(self) -> Requirements:
+        return dataclasses.replace(
+            super().requirements, same_architecture=True, hint="use fedhenn", shared_outputs="it averages networks"
+        )
+
+    @property
+    def fixed_entries(self) -> Mapping[str, str]:
+        return {"model": "whole weights, of which none are sent down"} if self.final_average else {}

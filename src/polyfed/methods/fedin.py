@@ -1,4 +1,4 @@
-"""FedIN: training on each other's intermediate features (Chan et al., arXiv:2304.00759).
+"""FedIN: training on each other's intermediate features (Chan et al., 2023, arXiv:2304.00759).
 
 Every network is extractor, intermediate layers, classifier; what enters (s_in) and leaves (s_out) the intermediate
 part is shaped alike everywhere. Beside weights, clients exchange a few such pairs (n_S; the paper: one batch, B).
@@ -12,6 +12,7 @@ Client k:  w <- received; in every step
     w/o Opt   Z = G_IN + G_local                                   ("none")
 Server:    averages weights layer-wise (eq. 19: equal weights) or within an architecture (eq. 21: by samples); keeps
            this round's pairs.
+Sent: down P + n_S q; up P + n_S q. Kept: server: w, this round's pairs.
 Deviations from the paper: (1) Eq. 12 alone, Z, would never train the intermediate layers on private data where the two
 gradients agree; `"project"` adds G_local to it. (2) Both gradients are taken at the same point, in one step. (3) The
 samples to send and the pairs to return are drawn at random; the paper does not specify them. (4) BatchNorm normalizes
@@ -43,7 +44,6 @@ from polyfed.core.method import (
     Context,
     Exposed,
     Method,
-    MethodCard,
     Requirements,
     StepResult,
     TrainingResult,
@@ -66,19 +66,7 @@ WITH_PAIRS = ActsWith("exchange_features")  # without pairs there is nothing to 
 
 @hyperparameters
 class FedIN(Method):
-    """Federated intermediate layers learning."""
-
-    card = MethodCard(
-        name="fedin",
-        paper="Chan et al., arXiv:2304.00759",
-        differs="depth between cuts of equal shape (same-shape, projected: anything)",
-        down="P + n_S q",
-        up="P + n_S q",
-        states="server: w, this round's pairs",
-        form=feature_pairs.FORM,
-        delta_entries=("model",),
-        trains_alone="it takes the gradient of a second loss",
-    )
+    """Intermediate layers that learn from other clients' features."""
 
     # averages each tensor over all clients that have it; "same-shape": within each architecture
     aggregation: weight_averaging.Aggregation = "layer-wise"
@@ -101,17 +89,6 @@ class FedIN(Method):
     projection_features: feature_pairs.Size = 512  # F, numbers that s_out becomes
 
     @property
-    def requirements(self) -> Requirements:
-        is_projected = self.exchange_features and self.common is not None
-        return weight_averaging.requirements(
-            self.aggregation,
-            split_model=True,
-            hint="use method.aggregation = 'same-shape', with method.projection = 'fixed' if cuts differ, or fedhenn",
-            same_cut_shapes=self.exchange_features and not is_projected,
-            gridlike_cuts=is_projected,
-        )
-
-    @property
     def common(self) -> feature_pairs.CommonSpace | None:
         """The common shape of pairs; None without projections."""
         if self.projection == "none":
@@ -121,12 +98,6 @@ class FedIN(Method):
             grid=self.projection_grid,
             features=self.projection_features,
         )
-
-    evaluation_stage = "received"
-
-    @property
-    def supports_dp_sgd(self) -> bool:
-        return not self.mu and not self._training_noise
 
     @property
     def _training_noise(self) -> float:
@@ -141,17 +112,6 @@ class FedIN(Method):
     def privacy_releases(self, training: Training, rows: int) -> feature_pairs.Releases:
         count = self.num_pairs or training.batch_size
         return feature_pairs.releases(self.feature_clip, self._message_noise, count, rows)
-
-    @property
-    def entries_of_rows(self) -> Sequence[str]:
-        return ("features",) if self.exchange_features else ()
-
-    @property
-    def exposed(self) -> Exposed | None:
-        if not self.exchange_features:
-            return None
-        plain = dataclasses.replace(self, noise_std=0.0, noise_where="both") if self._message_noise else None
-        return Exposed("features", "features", self._features_of, plain)
 
     def _features_of(self, client: Client) -> Callable[[Tensor], Tensor]:
         """The function from network inputs to "s_in" of a pair."""
@@ -250,3 +210,35 @@ class FedIN(Method):
         pairs = feature_pairs.sample_pairs(client, count, self._message_noise, draws, self.feature_clip)
         message["features"] = pairs if self.common is None else self.common.project(pairs, self.common.matrices(client))
         return message
+
+    # declared -------------------------------------------------------------------------------------------------
+    evaluation_stage = "received"
+    upload_form = feature_pairs.FORM
+    delta_entries = ("model",)
+    trains_alone = "it takes the gradient of a second loss"
+
+    @property
+    def requirements(self) -> Requirements:
+        is_projected = self.exchange_features and self.common is not None
+        return weight_averaging.requirements(
+            self.aggregation,
+            split_model=True,
+            hint="use method.aggregation = 'same-shape', with method.projection = 'fixed' if cuts differ, or fedhenn",
+            same_cut_shapes=self.exchange_features and not is_projected,
+            gridlike_cuts=is_projected,
+        )
+
+    @property
+    def supports_dp_sgd(self) -> bool:
+        return not self.mu and not self._training_noise
+
+    @property
+    def entries_of_rows(self) -> Sequence[str]:
+        return ("features",) if self.exchange_features else ()
+
+    @property
+    def exposed(self) -> Exposed | None:
+        if not self.exchange_features:
+            return None
+        plain = dataclasses.replace(self, noise_std=0.0, noise_where="both") if self._message_noise else None
+        return Exposed("features", "features", self._features_of, plain)

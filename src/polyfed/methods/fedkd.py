@@ -13,6 +13,7 @@ encode:    of a matrix, the K largest singular values with their vectors, the fe
 A convolution (O, I, h, w) is the matrix (O, I h w). Vectors, BatchNorm's statistics and matrices
 that would not become smaller are sent in full. In round t, T = energy_start + (energy_end -
 energy_start) (t - 1) / rounds.
+Sent: down sum K (m + n + 1), or P_m; up sum K (m + n + 1) + 1. Kept: client: mentor, W_k, m; server: m, update.
 Deviations from the paper (arXiv:2108.13323): (1) Neither teachers nor s pass a gradient on. One optimizer steps both
 networks. (2) Representations are matched; the authors' code matches all layers and attention maps, without W_k. (3)
 Clients are weighted by samples; the paper weights them equally (`weighting = "uniform"`). (4) The server adds the
@@ -23,7 +24,6 @@ code from t. (6) Updates of E epochs are exchanged once a round; in Algorithm 1,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -65,31 +65,10 @@ def _buffer_names(module: nn.Module) -> frozenset[str]:
 class FedKD(auxiliary_model.AuxiliaryModelMethod):
     """Mutual distillation between a private mentor and a common mentee, with compressed updates."""
 
-    card = replace(
-        auxiliary_model.AuxiliaryModelMethod.card,
-        name="fedkd",
-        paper="Wu et al., Nat. Commun. 2022",
-        down="sum K (m + n + 1), or P_m",
-        up="sum K (m + n + 1) + 1",
-        states="client: mentor, W_k, m; server: m, update",
-        form={**dict.fromkeys(low_rank.GROUPS, _in_low_rank), "n": upload_forms.SAMPLES},
-        delta_entries=(),
-    )
-
     energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # T in round 1; 1: no compression
     energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # T at the end, reached linearly
     distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL terms; 0: off
     hidden_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of the representations; 0: off
-
-    requirements = Requirements(split_model=True, classes="its networks teach each other by probabilities of classes")
-
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        return dict.fromkeys(low_rank.GROUPS, "an update in low rank, of which clipping and noise spoil the factors")
-
-    @property
-    def planned(self) -> str:
-        return "the energy that is sent" if self.energy_start != self.energy_end else ""
 
     def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
         pair = auxiliary_model.JointModel(own, auxiliary)
@@ -152,6 +131,19 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
         change = {name: t - synced[name] for name, t in move_group(float_state(mentee), "cpu").items()}
         update = low_rank.encode(change, self._energy(client), _buffer_names(mentee))
         return {**update, "n": torch.tensor(client.n)}
+
+    # declared -------------------------------------------------------------------------------------------------
+    requirements = Requirements(split_model=True, classes="its networks teach each other by probabilities of classes")
+    upload_form = {**dict.fromkeys(low_rank.GROUPS, _in_low_rank), "n": upload_forms.SAMPLES}
+    delta_entries = ()
+
+    @property
+    def fixed_entries(self) -> Mapping[str, str]:
+        return dict.fromkeys(low_rank.GROUPS, "an update in low rank, of which clipping and noise spoil the factors")
+
+    @property
+    def planned(self) -> str:
+        return "the energy that is sent" if self.energy_start != self.energy_end else ""
 
 
 def _groups(message: Message) -> dict[str, Group]:

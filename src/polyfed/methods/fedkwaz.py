@@ -24,6 +24,7 @@ during stage 2. (4) Gradients are not clipped; the code clips them at norm 10. (
 images for all purposes. (6) A class that no client sends keeps its means. (7) One optimizer steps both networks. (8)
 Patches are shifted evenly to both sides. (9) Candidates have 4, 16 and 64 patches; for 28 x 28 pixels the paper has 49
 instead of 64.
+Sent: down 2 C D + 2 C C + C; up 2 S D + 2 S C + S. Kept: client: both networks, mixtures; server: class means of both.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from torch import Tensor, nn
 from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import Batch, Context, Method, MethodCard, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Method, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
@@ -68,18 +69,7 @@ _MIXTURES = 3  # for the representations, for w's scores, for m's
 
 @hyperparameters
 class FedKWAZ(Method):
-    """Class means of two networks per client, which also teach each other on plain and on patch-mixed images."""
-
-    card = MethodCard(
-        name="fedkwaz",
-        paper="NeurIPS 2025 (Knowledge Weak-Aware Zones)",
-        differs="anything; equal feature width",
-        down="2 C D + 2 C C + C",
-        up="2 S D + 2 S C + S",
-        states="client: both networks, mixtures; server: class means of both",
-        form={"labels": LABELS, **{name: rows_of("D" if name.endswith("features") else "C") for name in _MEANS}},
-        unaligned_entries=("own_features", "auxiliary_features"),
-    )
+    """Class means of two networks per client, which also teach each other."""
 
     # the second network: "smallest", "largest", a model's name, or "package.module:function"
     shared: Annotated[str, Field(min_length=1)] = "smallest"
@@ -87,14 +77,6 @@ class FedKWAZ(Method):
     mixed: Annotated[float, Field(ge=0)] = 1.0  # the same on patch-mixed images; 0: off, and no images are mixed
     # epochs of stage 1; not set: training.local_epochs; 0: the clients learn nothing from each other
     global_epochs: Annotated[int, Field(ge=0)] | None = None
-
-    requirements = Requirements(
-        split_model=True,
-        same_feature_dim=True,
-        images=True,
-        classes="its networks teach each other by probabilities of classes",
-        hint="set models.feature_dim to add a projection",
-    )
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel:
@@ -234,6 +216,17 @@ class FedKWAZ(Method):
             return torch.stack(gaps, dim=1)
 
         return inference.map_batches(by_row, model, client.data.train, client.prepare).double().mean(dim=0).cpu()
+
+    # declared -------------------------------------------------------------------------------------------------
+    requirements = Requirements(
+        split_model=True,
+        same_feature_dim=True,
+        images=True,
+        classes="its networks teach each other by probabilities of classes",
+        hint="set models.feature_dim to add a projection",
+    )
+    upload_form = {"labels": LABELS, **{name: rows_of("D" if name.endswith("features") else "C") for name in _MEANS}}
+    unaligned_entries = ("own_features", "auxiliary_features")
 
 
 def _taught_by_means(network: Any, batch: Batch, context: Context, teacher: str) -> Tensor:

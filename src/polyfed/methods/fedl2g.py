@@ -11,6 +11,7 @@ server:    G_c = mean of the received rows of class c, or 0;  G clipped to norm 
            g <- g - eta_s G
 In the first `warmup_rounds` rounds clients do not train, and g is learned on the initial
 networks.
+Sent: down C q, q = C or D; up S q + S. Kept: server: g.
 Deviations from the paper: (1) One warm-up round is the default, for short runs; the paper has 50. (2) The meta step
 uses batch statistics in BatchNorm, without changing the running ones, and no dropout. (3) A client with a single
 sample, or whose batches are too small for its BatchNorm, trains and sends nothing. (4) The server's mean counts rows
@@ -35,7 +36,6 @@ from polyfed.core.method import (
     Context,
     Exchange,
     Method,
-    MethodCard,
     Phase,
     Requirements,
     TrainingResult,
@@ -60,39 +60,12 @@ MAX_GRADIENT_NORM = 100.0  # largest norm of the server's gradient
 class FedL2G(Method):
     """One guiding vector per class, meta-learned on held-back samples."""
 
-    card = MethodCard(
-        name="fedl2g",
-        paper="Zhang et al., 2024",
-        differs="anything (representation: equal feature width)",
-        down="C q, q = C or D",
-        up="S q + S",
-        states="server: g",
-        form={"labels": upload_forms.LABELS, "gradients": upload_forms.rows_of(upload_forms.width_of("guides"))},
-    )
-
     guide: Literal["logits", "representation"] = "logits"  # what is guided; representations must have one width
     # weight of the mean squared distance to g; 0: Local, without held-back samples and uploads
     guide_weight: Annotated[float, Field(ge=0)] = 1.0
     # first rounds, which train g and no networks; 0: none; the paper: 50
     warmup_rounds: Annotated[int, Field(ge=0)] = 1
     server_lr: Annotated[float, Field(ge=0)] | None = None  # eta_s; not set: 0.1 for logits, 100 for the representation
-
-    @property
-    def requirements(self) -> Requirements:
-        if not self.guide_weight:
-            return Requirements()
-        features = self.guide == "representation"
-        instead = "fd, which takes first derivatives alone"
-        if features:
-            instead = f"models.feature_dim, which adds a projection, method.guide = 'logits', or {instead}"
-        return Requirements(
-            split_model=features,
-            same_feature_dim=features,
-            twice_differentiable=True,
-            classes="its guiding vectors belong to classes",
-            warmup=self.warmup_rounds,
-            hint=f"use {instead}",
-        )
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return (Exchange(trains=not self.guide_weight or round > self.warmup_rounds),)
@@ -169,6 +142,26 @@ class FedL2G(Method):
             gradient = meta_gradient(whole, guides, part(study), part(quiz), client.lr, self.guide_weight)
         labels = train.y[study].unique()
         return {"labels": labels.int(), "gradients": gradient[labels.to(gradient.device)]}
+
+    # declared -------------------------------------------------------------------------------------------------
+    upload_form = {"labels": upload_forms.LABELS, "gradients": upload_forms.rows_of(upload_forms.width_of("guides"))}
+
+    @property
+    def requirements(self) -> Requirements:
+        if not self.guide_weight:
+            return Requirements()
+        features = self.guide == "representation"
+        instead = "fd, which takes first derivatives alone"
+        if features:
+            instead = f"models.feature_dim, which adds a projection, method.guide = 'logits', or {instead}"
+        return Requirements(
+            split_model=features,
+            same_feature_dim=features,
+            twice_differentiable=True,
+            classes="its guiding vectors belong to classes",
+            warmup=self.warmup_rounds,
+            hint=f"use {instead}",
+        )
 
 
 def _split(client: Client) -> tuple[Tensor, Tensor]:

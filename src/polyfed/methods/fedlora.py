@@ -1,4 +1,5 @@
-"""FedLoRA: adapters of unequal rank on one frozen network, by the rules of six papers.
+"""FedLoRA: adapters of unequal rank on one frozen network, by the rules of six papers (FLoRA, FlexLoRA,
+HETLoRA and others, 2024).
 
 client k:  E epochs of SGD on CE, with layers W + s_k B_k A_k
            A_k (r_k, I),  B_k (O, r_k),  s_k = alpha / r_k
@@ -13,6 +14,8 @@ A has R = max r_k rows; client k gets the first r_k, and B / s_k.
 Sources: HETLoRA, arXiv:2401.06432; FlexLoRA, arXiv:2402.11505; FLoRA, arXiv:2409.05976; raFLoRA,
 arXiv:2602.13486; Fed-PLoRA, arXiv:2602.16936.
 FLoRA's code (ATP-1010/FederatedLLM) and the papers' abstracts were compared; the other papers' equations were not.
+Sent: down P_A(r) + P_h (stack: those of all clients; select-and-fold: P_A(R)); up P_A(r) + P_h. Kept: server: A, B,
+head; stack: the sum of updates.
 Deviations from the paper: (1) All rules have s_k = alpha / r_k; FLoRA's code has one s. (2) Heads are averaged under
 every rule. (3) HETLoRA also prunes ranks, and weights clients by the norm of their updates. (4) `slices` averages
 factor by factor. (5) Fed-PLoRA's components are drawn uniformly. (6) A client that missed a round of `stack` gets the
@@ -42,7 +45,7 @@ from polyfed.core.adapters import (
 )
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor, members
-from polyfed.core.method import Context, Method, MethodCard, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Context, Method, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Ranks, Training, in_turn, numbers_in
@@ -229,32 +232,11 @@ def _stacks(known: UploadContext) -> int:
 class FedLoRA(Method):
     """Low-rank adapters of unequal rank on a frozen network."""
 
-    card = MethodCard(
-        name="fedlora",
-        paper="FLoRA, FlexLoRA, HETLoRA and others, 2024",
-        differs="rank of the adapters of one network",
-        down="P_A(r) + P_h (stack: those of all clients; select-and-fold: P_A(R))",
-        up="P_A(r) + P_h",
-        states="server: A, B, head; stack: the sum of updates",
-        form={"adapters": _own_adapters, "head": as_sent, "merged": Entry((), (torch.int64,), 0, _stacks)},
-        delta_entries=("adapters", "head"),
-        common_start="all",
-    )
-
     ranks: Ranks = "2 4 8"  # ranks of the adapters, given to the clients in turn
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 16.0  # an update is scaled by alpha / rank
     layers: str = ""  # last names of the linear layers with adapters, as in "qkv out"; "": all but the head
     # how the server joins adapters of unequal rank
     aggregation: Literal["stack", "svd", "slices", "pad", "select-and-fold"] = "stack"
-
-    requirements = Requirements(same_architecture=True, split_model=True)
-
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        drawn = "factors A that the client drew, and B beside them; use another method.aggregation, as 'slices'"
-        return {"adapters": drawn} if self.aggregation == "stack" else {}
-
-    evaluation_stage = "received"
 
     @property
     def _ranks(self) -> list[int]:
@@ -310,3 +292,15 @@ class FedLoRA(Method):
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         own: Message = {"adapters": adapter_state(client.model), "head": head_state(client.model)}
         return {**own, **self._rule.upload(client)}
+
+    # declared -------------------------------------------------------------------------------------------------
+    requirements = Requirements(same_architecture=True, split_model=True)
+    evaluation_stage = "received"
+    upload_form = {"adapters": _own_adapters, "head": as_sent, "merged": Entry((), (torch.int64,), 0, _stacks)}
+    delta_entries = ("adapters", "head")
+    common_start = "all"
+
+    @property
+    def fixed_entries(self) -> Mapping[str, str]:
+        drawn = "factors A that the client drew, and B beside them; use another method.aggregation, as 'slices'"
+        return {"adapters": drawn} if self.aggregation == "stack" else {}

@@ -11,6 +11,7 @@ server:    s(x) = mean over responding clients of f_k(x)
 With a `control`, step 2 is CE(f_k(x), t(x)). "labels": t(x) = y, the labels of the public rows.
 "pseudo-labels": t(x) = argmax of f_k(x) as the round begins, where its softmax exceeds 0.95 (Lee,
 ICML workshop 2013; the bound of FixMatch, Sohn et al., NeurIPS 2020); nothing is sent.
+Sent: down L C, L public rows; up L C. Kept: client: whether transfer learning is done; server: s.
 Deviations from the paper: (1) D_0 has the task's own classes. In the paper it is another data set, whose classes the
 networks also learn. (2) Transfer learning takes a number of epochs; the paper trains to convergence. (3) d is all of
 D_0 unless `public_rows` is set; the paper draws 5000 rows in each round. (4) Clients take part as the recipe says; in
@@ -35,7 +36,6 @@ from polyfed.core.method import (
     Context,
     Exchange,
     Method,
-    MethodCard,
     Phase,
     Requirements,
     TrainingResult,
@@ -55,16 +55,6 @@ _SURE = 0.95  # largest probability of a row above which its pseudo-label counts
 class FedMD(Method):
     """Distillation from the clients' mean scores on public data, then training on own data."""
 
-    card = MethodCard(
-        name="fedmd",
-        paper="Li and Wang, NeurIPS workshop 2019",
-        down="L C, L public rows",
-        up="L C",
-        states="client: whether transfer learning is done; server: s",
-        form={"scores": upload_forms.Entry((lambda known: _asked(known), "C"))},
-        aligned_entries=("scores",),
-    )
-
     # epochs on labeled public rows, once; 0: none, and public rows may come from another data set
     public_epochs: Annotated[int, Field(ge=0)] = 10
     private_epochs: Annotated[int, Field(ge=0)] = 10  # epochs on the client's own rows after that, once; 0: none
@@ -72,19 +62,6 @@ class FedMD(Method):
     public_rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows per round, the same for all; not set: all
     # digested in place of the scores: the public rows' "labels", or the client's own confident "pseudo-labels"
     control: Literal["none", "labels", "pseudo-labels"] = "none"
-
-    @property
-    def requirements(self) -> Requirements:
-        if not (self.public_epochs or self.digest_epochs):
-            return Requirements()
-        uses_labels = self.public_epochs or self.control == "labels"
-        origin: Literal["holdout", ""] = "holdout" if uses_labels else ""  # labels of another set mean nothing
-        return Requirements(
-            public=self.public_rows or 1,
-            public_origin=origin,
-            same_input_shape=True,
-            classes="it averages scores of classes",
-        )
 
     # server ------------------------------------------------------------------------------------------------
     def exchanges(self, round: int) -> Sequence[Exchange]:
@@ -190,6 +167,23 @@ class FedMD(Method):
         rows = None if self.public_rows is None else client.context["rows"]
         scores = inference.map_rows(client.model, client.model, client.public.samples, rows, client.public.prepare)
         return {"scores": scores[:, : client.classes]}
+
+    # declared -------------------------------------------------------------------------------------------------
+    upload_form = {"scores": upload_forms.Entry((lambda known: _asked(known), "C"))}
+    aligned_entries = ("scores",)
+
+    @property
+    def requirements(self) -> Requirements:
+        if not (self.public_epochs or self.digest_epochs):
+            return Requirements()
+        uses_labels = self.public_epochs or self.control == "labels"
+        origin: Literal["holdout", ""] = "holdout" if uses_labels else ""  # labels of another set mean nothing
+        return Requirements(
+            public=self.public_rows or 1,
+            public_origin=origin,
+            same_input_shape=True,
+            classes="it averages scores of classes",
+        )
 
 
 def _asked(known: upload_forms.UploadContext) -> int:

@@ -6,6 +6,7 @@ client k:  r = P_k [phi_s(x), phi_k(x)]                       a linear layer wit
            E epochs of SGD on  CE(h_k(r), y) + CE(h_s(r_1 ... r_Ds), y)     over all five
 server:    phi_s, h_s <- sum over responding clients of p_k (phi_s, h_s)_k
            p_k = n_k / sum n_j ("samples"),  1 / their number ("uniform")
+Sent: down P_m; up P_m + 1. Kept: client: own network, projection; server: auxiliary model.
 Deviations from the paper: (1) The auxiliary model is any network that the federation can build; the paper's is a
 smaller copy of the clients'. (2) It is averaged by samples; `weighting = "uniform"` weights clients equally. (3) P_k is
 kept and used in evaluation; drawn anew in every round, it would never fit the heads. (4) Every client draws its own
@@ -16,7 +17,6 @@ auxiliary head is the first D_s columns of the private one, and gradients are cl
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -28,7 +28,7 @@ from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import CompositeModel, export_state
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import task_loss
-from polyfed.methods.building_blocks import auxiliary_model
+from polyfed.methods.building_blocks.auxiliary_model import SHARED_HEAD, AuxiliaryModelMethod
 
 
 class FusedModel(CompositeModel):
@@ -58,20 +58,11 @@ class FusedModel(CompositeModel):
 
 
 @hyperparameters
-class FedMRL(auxiliary_model.AuxiliaryModelMethod):
+class FedMRL(AuxiliaryModelMethod):
     """Nested heads on the fused representation of a private network and the auxiliary model."""
-
-    card = replace(
-        auxiliary_model.AuxiliaryModelMethod.card,
-        name="fedmrl",
-        paper="Yi et al., NeurIPS 2024",
-        states="client: own network, projection; server: auxiliary model",
-    )
 
     # D_s, at most the width of the narrowest client's network; not set: the auxiliary model's width
     feature_dim: Annotated[int, Field(ge=1)] | None = None
-
-    requirements = Requirements(split_model=True, shared_outputs=auxiliary_model.SHARED_HEAD)
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel:
@@ -94,3 +85,5 @@ class FedMRL(auxiliary_model.AuxiliaryModelMethod):
         r = model.represent(batch.x)
         common = model.auxiliary_model.head(r[:, : model.auxiliary_model.feature_dim])
         return task_loss(model.own.head(r), batch.y, batch.w) + task_loss(common, batch.y, batch.w)
+
+    requirements = Requirements(split_model=True, shared_outputs=SHARED_HEAD)

@@ -10,6 +10,7 @@ a_k, effective number of steps (displacement under a constant gradient, in learn
   proximal, b = lr mu [1 - (1 - b)^tau_k] / b
   both                m <- rho m + 1 - b a,  a <- a + m,  tau_k times from 0
   Adam, AdamW         tau_k
+Sent: down P; up P + 2. Kept: server: w.
 Deviations from the paper: (1) With different architectures, p_k and tau_eff are computed per tensor, over the clients
 that have it, or within each architecture. (2) a_k of Adam is the number of steps; the paper gives none. (3) Clients
 send w_k and a_k, from which the server computes d_k. (4) BatchNorm's running statistics are averaged with p_k, since
@@ -21,7 +22,6 @@ of the steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -52,18 +52,6 @@ from polyfed.methods.fedavg import FedAvg
 @hyperparameters
 class FedNova(FedAvg):
     """Averaging of updates, normalized by each client's effective number of steps."""
-
-    card = replace(
-        FedAvg.card,
-        name="fednova",
-        paper="Wang et al., NeurIPS 2020",
-        up="P + 2",
-        form={
-            "model": upload_forms.as_sent,
-            "n": upload_forms.SAMPLES,
-            "a": upload_forms.Entry(least=1, most=upload_forms.MOST),
-        },
-    )
 
     mu: Annotated[float, Field(ge=0)] = 0.0  # weight of a proximal term in the local loss, as in FedProx; 0: off
 
@@ -109,6 +97,14 @@ class FedNova(FedAvg):
         if training.optimizer == "sgd":
             a = normalizer(trained.steps, training.momentum, self.mu * client.lr)
         return {**super().upload(client, trained), "a": torch.tensor(a)}
+
+    # declared -------------------------------------------------------------------------------------------------
+    ignores_initial_weights = True
+    upload_form = {
+        "model": upload_forms.as_sent,
+        "n": upload_forms.SAMPLES,
+        "a": upload_forms.Entry(least=1, most=upload_forms.MOST),
+    }
 
 
 def _those(weights: Group, names: frozenset[str]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ server:    D = sum over responding clients of p_k (w_k - w),   m <- beta1 m + (1
            v <- v - (1 - beta2) D^2 sign(v - D^2)     "yogi"
            w <- w + server_lr m / (sqrt(v) + tau),    m = 0 and v = tau^2 before round 1
 beta1 = 0.9 (0 with "adagrad") and beta2 = 0.99 are the paper's.
+Sent: down P; up P + 1. Kept: server: w, m, v.
 Deviations from the paper (arXiv:2003.00295): (1) Clients are weighted by samples; in algorithm 2 all count alike
 (`weighting = "uniform"`). (2) Different architectures are averaged layer by layer or within each architecture. (3)
 BatchNorm's running statistics are averaged, not stepped.
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -46,8 +46,6 @@ class Moments(NamedTuple):
 class FedOpt(FedAvg):
     """Federated averaging with an adaptive server optimizer."""
 
-    card = replace(FedAvg.card, name="fedopt", paper="Reddi et al., ICLR 2021", states="server: w, m, v")
-
     server_optimizer: Literal["adam", "yogi", "adagrad", "none"] = "adam"  # "none": FedAvg, bit for bit
     server_lr: Annotated[float, Field(gt=0), _ADAPTIVE] = 0.01  # learning rate of the server's step
     tau: Annotated[float, Field(gt=0), _ADAPTIVE] = 0.001  # added to the root of v; larger is less adaptive
@@ -59,8 +57,6 @@ class FedOpt(FedAvg):
         shares = weight_averaging.client_shares(server, uploads, self.weighting)
         step = None if self.server_optimizer == "none" else functools.partial(self._step, server)
         weight_averaging.average(server, self.aggregation, models, shares, step=step)
-
-    staleness_weighting = "changes"
 
     def _step(self, server: Server, shared: str, change: Group) -> dict[str, Tensor]:
         """What is added to the parameters of a shared model, by the mean change D of each; keeps m and v."""
@@ -89,3 +85,6 @@ class FedOpt(FedAvg):
         else:
             v = before.square - (1 - BETA2) * square * (before.square - square).sign()
         return Moments(beta1 * before.mean + (1 - beta1) * d, v)
+
+    # declared -------------------------------------------------------------------------------------------------
+    staleness_weighting = "changes"

@@ -12,12 +12,12 @@ weight lambda_s of 1 - s is 1, as in the paper's experiments. Another weight equ
 `gamma`. (2) Round 1 has no prototypes, as in the authors' code; algorithm 1 sends the untrained ones. (3) A class that
 no client has sent yet is not sent; it takes part in the server's loss. (4) The server's optimizer is SGD without
 momentum, so it has no state.
+Sent: down C D + C; up S D + S. Kept: client: last P received; server: prototype network, P.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch.nn.functional as F
@@ -35,8 +35,6 @@ from polyfed.methods.building_blocks import prototype_network, prototypes
 @hyperparameters
 class FedORGP(prototypes.PrototypeMethod):
     """Server-trained prototypes at right angles to other classes, approached by cosine."""
-
-    card = replace(prototype_network.CARD, name="fedorgp", paper="Guo et al., arXiv:2502.16119")
 
     # lambda_c, weight of 1 - cosine with the prototype of the sample's class; 0: Local, bit for bit
     prototype_weight: Annotated[float, Field(ge=0)] = 10.0

@@ -7,6 +7,7 @@ client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P
 server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc  over clients that sent one ("count")
                    or their plain mean ("uniform")
 A class that no client sends keeps its prototype.
+Sent: down C D + C; up S D + 2 S. Kept: client: last P received; server: P, clients' classes.
 Deviations from the paper: (1) Eq. 6 multiplies by n_kc / N_c and also divides by the number of senders, so that
 prototypes would shrink. Here they are the weighted mean, or the plain mean of the authors' code. (2) The distance is
 the mean of squares; another public implementation has it with lambda = 10. (3) All known prototypes are candidates; the
@@ -18,7 +19,6 @@ neither. (6) Algorithm 1 collects prototypes while weights still change, and the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -37,19 +37,9 @@ from polyfed.methods.building_blocks import prototypes
 class FedProto(prototypes.PrototypeMethod):
     """Averaged class means of representations, which regularize local training."""
 
-    card = replace(
-        prototypes.PrototypeMethod.card,
-        name="fedproto",
-        paper="Tan et al., AAAI 2022",
-        up="S D + 2 S",
-        states="client: last P received; server: P, clients' classes",
-    )
-
     weighting: Literal["count", "uniform"] = "count"  # clients count by their samples of the class; "uniform": equally
     # class means of a pass after training, in eval mode; "during": of the training's own batches, without a pass
     collected: Literal["after", "during"] = "after"
-
-    staleness_weighting = "uploads"
 
     # client ------------------------------------------------------------------------------------------------
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
@@ -88,3 +78,7 @@ class FedProto(prototypes.PrototypeMethod):
         if "prototypes" not in server.state:
             return {}
         return prototypes.own_and_others(server, client_id, get_tensor(server.state, "prototypes"), self.candidates)
+
+    # declared -------------------------------------------------------------------------------------------------
+    staleness_weighting = "uploads"
+    upload_form = prototypes.UPLOAD_FORM

@@ -3,6 +3,7 @@
 client k:  E epochs of SGD on  CE(f(x; w), y) + (mu/2) ||w - w^t||^2              (eq. 2)
 server:    w <- sum over responding clients of p_k w_k
            p_k = n_k / sum n_j ("samples"),  1 / their number ("uniform")
+Sent: down P; up P + 1. Kept: server: w.
 Deviations from the paper: (1) Different architectures are averaged layer by layer or within each architecture; the
 paper has one. (2) Clients are drawn uniformly and weighted by samples; the paper draws them by samples and weights them
 equally. (3) All clients train E epochs. The paper lets slow devices train fewer (gamma-inexactness). (4) The norm is
@@ -12,7 +13,6 @@ term's gradient like the rest.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -29,8 +29,6 @@ from polyfed.methods.fedavg import FedAvg
 class FedProx(FedAvg):
     """Averaging with a proximal term in the local loss."""
 
-    card = replace(FedAvg.card, name="fedprox", paper="Li et al., MLSys 2020")
-
     mu: Annotated[float, Field(ge=0)] = 0.01  # weight of the proximal term; 0: FedAvg; FedIN's comparison has 0.1
 
     @loads_message
@@ -41,3 +39,5 @@ class FedProx(FedAvg):
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         plain = super().gradients(model, batch, context)
         return add_pull(plain, model, context["received"], self.mu) if self.mu else plain
+
+    ignores_initial_weights = True

@@ -1,4 +1,4 @@
-"""FedRE: a global header trained on one random mixture of class means per client (Yao et al., CVPR 2026).
+"""FedRE: a global header trained on one random mixture of class means per client (Yao et al., CVPR 2026; a reading).
 
 client k:  theta_k <- theta;  E epochs of SGD on CE(H(theta_k; F_k(x)), y), over F_k and header H
            Rbar_k^s = mean of F_k(x) over its samples of class s, in eval mode
@@ -8,6 +8,7 @@ server:    theta <- theta - eta grad sum_k sum_c q_kc CE(H(theta; r_k), c)
            in shuffled batches of 32 clients
 This is a reading: from the abstract and the authors' code; the paper's equations were not at
 hand.
+Sent: down C D + C; up D + C. Kept: server: the header.
 Deviations from the paper (arXiv:2511.22265): (1) Class means are mixed, as in the authors' code; the abstract mixes
 "local representations". (2) The loss is summed over a batch, as in that code. (3) An encoding has C numbers; that code
 uploads pairs of weight and label. (4) What the paper's tables score is not known. One of two versions of that code
@@ -18,7 +19,6 @@ Class means are over all training samples; that code leaves out a last, ragged b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -41,30 +41,8 @@ HEADER_BATCH = 32  # mixtures per step; their losses are summed
 class FedRE(TrainedHeader):
     """A global header, trained by the server on one random mixture of class means per client."""
 
-    card = replace(
-        TrainedHeader.card,
-        name="fedre",
-        paper="Yao et al., CVPR 2026",
-        reading=True,
-        differs="anything before the head; a linear head of equal width",
-        down="C D + C",
-        up="D + C",
-        states="server: the header",
-        form={"representation": upload_forms.Entry(("D",)), "encoding": upload_forms.Entry(("C",), least=0, most=1)},
-    )
-
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta, learning rate of the header; 0: it stays as drawn
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received mixtures per round
-
-    evaluation_stage = "received"
-
-    @property
-    def entries_of_rows(self) -> Sequence[str]:
-        return ("representation",)
-
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        return {"encoding": "the mixture's weights, which noise would leave none"}
 
     # server ------------------------------------------------------------------------------------------------
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -92,6 +70,21 @@ class FedRE(TrainedHeader):
         weights_S = 1 - torch.rand(len(labels_S), generator=client.generator("entangle"))
         representation, encoding = entangle(means_SD, labels_S, weights_S, client.classes)
         return {"representation": representation, "encoding": encoding}
+
+    # declared -------------------------------------------------------------------------------------------------
+    evaluation_stage = "received"
+    upload_form = {
+        "representation": upload_forms.Entry(("D",)),
+        "encoding": upload_forms.Entry(("C",), least=0, most=1),
+    }
+
+    @property
+    def entries_of_rows(self) -> Sequence[str]:
+        return ("representation",)
+
+    @property
+    def fixed_entries(self) -> Mapping[str, str]:
+        return {"encoding": "the mixture's weights, which noise would leave none"}
 
 
 def entangle(rows_SD: Tensor, labels_S: Tensor, weights_S: Tensor, classes: int) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ client k:  phi_k <- phi
 server:    phi <- sum over responding clients of p_k phi_k
            p_k = 1 / their number ("uniform"),  n_k / sum n_j ("samples")
 Heads with the same layers start alike, by the seed, and are never sent.
+Sent: down P - P_h; up P - P_h. Kept: client: h_k; server: phi.
 Deviations from the paper: (1) Different architectures' extractors are averaged layer by layer or within each
 architecture; the paper has one. (2) The fixed part is in eval mode. BatchNorm's statistics of phi are averaged like
 weights. (3) All clients can fit their head once more after the last round (`final_head_epochs`), as in the authors'
@@ -15,7 +16,6 @@ code. (4) Clients have equal weights; the authors' code weights them by samples 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -35,18 +35,6 @@ from polyfed.methods.fedavg import FedAvg
 class FedRep(FedAvg):
     """A shared extractor and personal heads, trained alternately."""
 
-    card = replace(
-        FedAvg.card,
-        name="fedrep",
-        paper="Collins et al., ICML 2021",
-        down="P - P_h",
-        up="P - P_h",
-        states="client: h_k; server: phi",
-        form={"model": upload_forms.as_sent},
-        ignores_initial_weights=False,
-        common_start="head",
-    )
-
     weighting: weight_averaging.Weighting = "uniform"  # clients count equally; "samples": by their samples
     # epochs of the head per round, before the extractor; 0: it is never trained
     head_epochs: Annotated[int, Field(ge=0)] = 10
@@ -60,15 +48,9 @@ class FedRep(FedAvg):
             raise ValueError("expected head_epochs or extractor_epochs above 0, got 0 for both: nothing would train")
         return self
 
-    @property
-    def requirements(self) -> Requirements:
-        return weight_averaging.requirements(self.aggregation, split_model=True, parts=BODY)
-
     def final_exchanges(self) -> Sequence[Exchange]:
         fit = Exchange("head", who="all", phases=(Phase(self.final_head_epochs, HEAD, name="head"),))
         return (fit,) if self.final_head_epochs else ()
-
-    staleness_weighting = "changes"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -86,3 +68,13 @@ class FedRep(FedAvg):
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         return {"model": float_state(client.model, parts=BODY)} if client.exchange == "train" else {}
+
+    # declared -------------------------------------------------------------------------------------------------
+    staleness_weighting = "changes"
+    upload_form = {"model": upload_forms.as_sent}
+    ignores_initial_weights = False
+    common_start = "head"
+
+    @property
+    def requirements(self) -> Requirements:
+        return weight_averaging.requirements(self.aggregation, split_model=True, parts=BODY)

@@ -6,6 +6,8 @@ client i:  w_i <- w[window];  E epochs of  w_i <- w_i - eta grad CE(masked f(x; 
 server:    w[k] <- mean of w_i[k] over the clients that hold entry k,
            equal ("uniform") or by n_i ("samples");  others are unchanged
 Rates, channel groups, masks, clipping and BatchNorm's statistics are HeteroFL's.
+Sent: down P(r) + S(r), plus P(r) for statistics; up P(r) + C bytes, plus S(r) + 1 for statistics. Kept: server: w,
+BatchNorm's statistics by rate.
 Deviations from the paper: (1) The window has ceil(r K) channels; the paper has floor(r K). Every group thus keeps a
 channel. (2) Rates are drawn anew in every round, as in the authors' code and in FedIN's comparison. In the paper each
 client has one capacity (`rates = "fix_..."`). (3) All tensors of a residual stream roll together; the authors' code can
@@ -18,7 +20,6 @@ trained.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -34,9 +35,10 @@ from polyfed.methods.heterofl import HeteroFL
 class FedRolex(HeteroFL):
     """Sub-models of one network, whose channels change from round to round."""
 
-    card = replace(HeteroFL.card, name="fedrolex", paper="Alam et al., NeurIPS 2022")
-
     step: Annotated[int, Field(ge=0)] = 1  # channels by which the window moves per round; 0: HeteroFL
 
     def window(self, server: Server, size: int, rate: float) -> Tensor:
         return (first_channels(size, rate) + self.step * max(server.round - 1, 0)) % size
+
+    ignores_initial_weights = True
+    upload_form = HeteroFL.upload_form

@@ -1,4 +1,4 @@
-"""FedSA: anchors of the classes, to which representations and heads are drawn (Zhou et al., AAAI 2025).
+"""FedSA: anchors of the classes, to which representations and heads are drawn (Zhou et al., AAAI 2025; a reading).
 
 phi_k and h_k are the client's extractor and head, A[c] is the anchor of class c. The gap of
 vectors is the mean over the classes of the distance to the nearest other class.
@@ -11,6 +11,7 @@ server:    before round 1: A[c] = relu(norm(W_2 relu(norm(W_1 e_c)))), random, n
            A[c] <- momentum A[c] + (1 - momentum) mean over k of C_k[c]
 This is a reading: from the abstract and the authors' code; the paper's equations were not at
 hand.
+Sent: down C D; up S D + S. Kept: client: gap of its last means; server: anchors.
 Deviations from the paper (arXiv:2501.05496): (1) Class means are computed after training; in the authors' code, while
 weights still change. (2) In round 1, and for a client with one class, delta is the anchors' gap. (3) The head
 classifies, since it is calibrated for that; the authors' code classifies by the nearest mean. (4) Not verified: which
@@ -20,7 +21,6 @@ of the two the paper scores, `anchor_weight` (the code's `-lam`), how anchors ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -44,25 +44,12 @@ _EPSILON = 1e-5  # BatchNorm's, added to variances of anchors
 class FedSA(Method):
     """One anchor per class, drawn apart at the server, for representations and heads."""
 
-    card = replace(
-        prototypes.CARD,
-        name="fedsa",
-        paper="Zhou et al., AAAI 2025",
-        reading=True,
-        down="C D",
-        states="client: gap of its last means; server: anchors",
-    )
-
     anchor_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance to the anchor; 0: off
     contrast: Annotated[float, Field(ge=0)] = 1.0  # weight of the contrast of anchors with a margin; 0: off
     # weight of the head's loss on all anchors; 0: off. All three 0: Local, bit for bit
     calibration: Annotated[float, Field(ge=0)] = 1.0
     # share of its old value that an anchor keeps; 1: anchors stay as drawn, 0: they are the clients' mean means
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.9999
-
-    requirements = prototypes.REQUIREMENTS
-    staleness_weighting = "uploads"
-    exposed = prototypes.EXPOSED
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -121,6 +108,13 @@ class FedSA(Method):
         if len(rows) > 1:
             client.state["gap"] = nearest_distances(rows).mean()
         return message
+
+    # declared -------------------------------------------------------------------------------------------------
+    requirements = prototypes.REQUIREMENTS
+    staleness_weighting = "uploads"
+    exposed = prototypes.EXPOSED
+    upload_form = prototypes.UPLOAD_FORM
+    unaligned_entries = ("prototypes",)
 
 
 def draw_anchors(classes: int, features: int, draws: torch.Generator) -> Tensor:

@@ -8,6 +8,8 @@ client k:  every q rounds, in each weight tensor of which less than `max_persona
            w_k <- w, where m_k = 0;  then m_k <- 1 for the chosen entries
            E epochs of SGD that move entries with m_k = 1 only, then E epochs of the others only
 server:    per entry:  w <- mean of w_k over responding clients with m_k = 0;  others are unchanged
+Sent: down P - M_k, M_k the client's personal entries; up P - M_k (plus P / 32 when M_k grows). Kept: client: m_k, a_k;
+server: w, all m_k.
 Deviations from the paper: (1) Different architectures are averaged layer by layer or within each architecture; the
 paper has one. (2) Only tensors of two or more dimensions have a mask; in the authors' code all that are called
 `weight`. (3) Ties at the threshold are broken by position; the authors' code takes all of them. (4) A new personal
@@ -33,7 +35,6 @@ from polyfed.core.message import Group, Message, get_group, get_tensor, members
 from polyfed.core.method import (
     Context,
     Method,
-    MethodCard,
     Phase,
     Requirements,
     TrainingResult,
@@ -54,17 +55,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class FedSelect(Method):
     """Averaging of shared entries; the personal ones are selected during training."""
 
-    card = MethodCard(
-        name="fedselect",
-        paper="Tamirisa et al., CVPR 2024",
-        differs="depth; same-named tensors need the same shape (same-shape: anything)",
-        down="P - M_k, M_k the client's personal entries",
-        up="P - M_k (plus P / 32 when M_k grows)",
-        states="client: m_k, a_k; server: w, all m_k",
-        form={"model": upload_forms.sparsified, "mask": upload_forms.bits},
-        ignores_initial_weights=True,
-    )
-
     # p, share of a tensor's shared entries that becomes personal at each growth; 0: FedAvg (uniform), bit for bit
     personal_rate: Share = 0.25
     # personal share at which a tensor's mask stops growing (one growth may exceed it); 0: FedAvg (uniform)
@@ -73,14 +63,6 @@ class FedSelect(Method):
     # each entry over all clients that have it; "same-shape": within each architecture
     aggregation: weight_averaging.Aggregation = "layer-wise"
     weighting: weight_averaging.Weighting = "uniform"  # clients count equally; "samples": by their samples
-
-    @property
-    def requirements(self) -> Requirements:
-        return weight_averaging.requirements(self.aggregation)
-
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        return {"model": "entries of weights, others whenever a mask has grown"}
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -166,6 +148,18 @@ class FedSelect(Method):
         if client.context["mask is new"]:
             message["mask"] = {name: masks.pack_bits(personal) for name, personal in mask.items()}
         return message
+
+    # declared -------------------------------------------------------------------------------------------------
+    upload_form = {"model": upload_forms.sparsified, "mask": upload_forms.bits}
+    ignores_initial_weights = True
+
+    @property
+    def requirements(self) -> Requirements:
+        return weight_averaging.requirements(self.aggregation)
+
+    @property
+    def fixed_entries(self) -> Mapping[str, str]:
+        return {"model": "entries of weights, others whenever a mask has grown"}
 
 
 def _matrices(client: Client) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ server:    P = linear(ReLU(linear(embedding)))
            delta = max over c of the distance from Q[c] to the nearest other Q[c'], at most `margin`
            server_epochs epochs of SGD, over all (k, c), on
            CE(-(||C_k[c] - P[c']|| + delta [c' = c]) over all c', c)
+Sent: down C D + C; up S D + S. Kept: client: last P received; server: prototype network, P.
 Deviations from the paper (arXiv:2401.03230): (1) A class that no client has sent yet is not sent and is no candidate;
 it takes part in the server's loss. (2) With a single class in a round, delta is `margin`. (3) The server's optimizer is
 SGD without momentum, so it has no state. (4) Delta is of the nearest other class, as in the authors' code; equation 9
@@ -19,7 +20,6 @@ code, not their sum. (7) The authors' code computes the means with the network a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -38,8 +38,6 @@ from polyfed.methods.building_blocks import prototype_network, prototypes
 @hyperparameters
 class FedTGP(prototypes.PrototypeMethod):
     """Server-trained prototypes with a margin between classes."""
-
-    card = replace(prototype_network.CARD, name="fedtgp", paper="Zhang et al., AAAI 2024")
 
     prototype_weight: Annotated[float, Field(ge=0)] = 10.0
     margin: Annotated[float, Field(ge=0)] = 100.0  # upper bound of delta; 0: no margin

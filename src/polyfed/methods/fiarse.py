@@ -8,6 +8,7 @@ client k:  has one of the shares, in turn;  w_k <- w where M_k, else 0
 server:    every entry of w <- mean of w_k over the clients with the entry in M_k
            others are unchanged
 The gradient and the shares are those of the authors' code, not verified against the paper's text.
+Sent: down K_k, entries of the client's sub-model (plus P / 32 where K_k < P); up K_k. Kept: server: w.
 Deviations from the paper (arXiv:2407.19389): (1) A client with the whole network has no threshold; in the authors' code
 it is the smallest magnitude. (2) An entry is averaged over all clients that received it; in the authors' code, over
 those where it has changed. (3) BatchNorm's running statistics are averaged like weights; the authors' code keeps none.
@@ -30,7 +31,6 @@ from polyfed.core.method import (
     Batch,
     Context,
     Method,
-    MethodCard,
     Requirements,
     TrainingResult,
     hyperparameters,
@@ -52,24 +52,8 @@ _NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 class FIARSE(Method):
     """Sub-models of the weights that are largest in magnitude."""
 
-    card = MethodCard(
-        name="fiarse",
-        paper="Wu et al., NeurIPS 2024",
-        differs="number of weights: sub-models of one network",
-        down="K_k, entries of the client's sub-model (plus P / 32 where K_k < P)",
-        up="K_k",
-        states="server: w",
-        form={"model": as_sent},
-        delta_entries=("model",),
-        ignores_initial_weights=True,
-    )
-
     shares: Shares = "1 0.25 0.0625 0.015625"  # shares of the weights, from 1 down, given to clients in turn
     threshold: Literal["global", "layer"] = "global"  # the largest of all weights are kept; "layer": of each layer
-
-    requirements = Requirements(same_architecture=True, shared_outputs="it averages heads")
-
-    evaluation_stage = "received"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -153,6 +137,13 @@ class FIARSE(Method):
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         left_out = get_group(client.context, "left out") if "left out" in client.context else {}
         return {"model": masks.select_shared(float_state(client.model), move_group(left_out, "cpu"))}
+
+    # declared -------------------------------------------------------------------------------------------------
+    requirements = Requirements(same_architecture=True, shared_outputs="it averages heads")
+    evaluation_stage = "received"
+    upload_form = {"model": as_sent}
+    delta_entries = ("model",)
+    ignores_initial_weights = True
 
 
 def _network(server: Server) -> nn.Module:

@@ -5,6 +5,8 @@ a batch:   p <= p_i drawn uniformly;  one step on
            CE(f(x; w_i), y) + [p < p_i] KL(softmax f(x; w_i) || softmax f(x; w_i[first ceil(p K)]))
 server:    w[k] <- sum n_i w_i[k] / sum n_i over the clients that hold entry k
            others are unchanged
+Sent: down P(p_i) + S(p_i), plus P(p_i) for statistics; up P(p_i), plus S(p_i) + 1 for statistics. Kept: server: w,
+BatchNorm's statistics by width.
 Deviations from the paper: (1) Widths are assigned by client number, in blocks of equal size; the paper has clusters of
 devices, which may differ in size. (2) BatchNorm's statistics are computed after aggregation, for each client's largest
 width. In the Flower implementation by two of the authors every width has running statistics, which are averaged. (3)
@@ -15,7 +17,6 @@ paper's best values, alpha = T = 1 (eq. 1); its teacher learns from the labels i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -37,16 +38,6 @@ from polyfed.methods.building_blocks.sub_models import SubModels, cut
 @hyperparameters
 class FjORD(SubModels):
     """Ordered dropout: nested widths of one network."""
-
-    card = replace(
-        SubModels.card,
-        name="fjord",
-        paper="Horváth et al., NeurIPS 2021",
-        differs="width: sub-models of one network",
-        down="P(p_i) + S(p_i), plus P(p_i) for statistics",
-        up="P(p_i), plus S(p_i) + 1 for statistics",
-        states="server: w, BatchNorm's statistics by width",
-    )
 
     num_widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1: FedAvg
     # distill the widest pass into the drawn width; false: the drawn width alone learns, from the labels

@@ -7,6 +7,7 @@ client k:  m <- received;  E epochs of SGD, on each batch one step of both
 server:    m <- sum over responding clients of p_k m_k
            p_k = n_k / sum n_j ("samples"),  1 / their number ("uniform")
 No gradient passes through a teacher.
+Sent: down P_m; up P_m + 1. Kept: client: own network; server: m.
 Deviations from the paper (arXiv:2006.16765): (1) One optimizer steps both networks at once, from the same scores. (2) m
 is averaged by samples; `weighting = "uniform"` weights clients equally. (3) Where numbers are predicted, squared errors
 take the place of CE and KL.
@@ -14,7 +15,6 @@ take the place of CE and KL.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -28,8 +28,6 @@ from polyfed.methods.building_blocks import auxiliary_model
 @hyperparameters
 class FML(auxiliary_model.AuxiliaryModelMethod):
     """Mutual distillation between a private network and the averaged auxiliary model."""
-
-    card = replace(auxiliary_model.AuxiliaryModelMethod.card, name="fml", paper="Shen et al., 2020")
 
     # weight of the labels in L_w, the rest is distillation; 1: Local's networks
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5

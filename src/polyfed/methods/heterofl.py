@@ -9,6 +9,8 @@ server:    w[k] <- mean of w_i[k] over the clients that hold entry k,
            equal ("uniform") or by n_i ("samples");  others are unchanged
 masked f: logits of classes that a client lacks are 0; of the head it holds the rows of its
 classes alone.
+Sent: down P(r) + S(r), plus P(r) for statistics; up P(r) + C bytes, plus S(r) + 1 for statistics. Kept: server: w,
+BatchNorm's statistics by rate.
 Deviations from the paper: (1) BatchNorm's statistics are computed per rate; the authors compute them over all data, and
 do not count this communication. (2) There is no scaler: BatchNorm cancels it, and without BatchNorm the trained and the
 evaluated network would differ. (3) A client's classes are sent with its weights; in the authors' code the server knows
@@ -22,7 +24,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -71,25 +72,11 @@ def _checked(rates: str) -> str:
 class HeteroFL(Method):
     """Narrower sub-models of one network, averaged over the clients that hold a weight."""
 
-    card = replace(
-        sub_models.CARD,
-        name="heterofl",
-        paper="Diao et al., ICLR 2021",
-        differs="width: sub-models of one network",
-        down="P(r) + S(r), plus P(r) for statistics",
-        up="P(r) + C bytes, plus S(r) + 1 for statistics",
-        states="server: w, BatchNorm's statistics by rate",
-    )
-
     # levels and proportions; "dynamic_": drawn in every round, "fix_": once, in blocks; "fix_a1": all have the network
     rates: Annotated[str, AfterValidator(_checked)] = "dynamic_a1-b1-c1-d1-e1"
     masked: bool = True  # leave out logits and head rows of classes that a client lacks
     max_grad_norm: Annotated[float, Field(ge=0)] = 0.0  # bound on the gradient norm of a step; 0: off (authors: 1)
     weighting: Weighting = "uniform"  # clients count equally; "samples": by their samples
-
-    requirements = Requirements(same_architecture=True, classes="its loss leaves out classes that a client lacks")
-
-    evaluation_stage = "received"
 
     # the client's network ------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
@@ -157,6 +144,14 @@ class HeteroFL(Method):
         return {**message, "classes": _classes(client)}
 
     nbytes_in_paper = SubModels.nbytes_in_paper
+
+    # declared -------------------------------------------------------------------------------------------------
+    requirements = Requirements(same_architecture=True, classes="its loss leaves out classes that a client lacks")
+    evaluation_stage = "received"
+    upload_form = sub_models.UPLOAD_FORM
+    delta_entries = ("model",)
+    aligned_entries = ("statistics",)
+    ignores_initial_weights = True
 
 
 def client_level(server: Server, rates: str, client_id: int) -> str:

@@ -8,6 +8,7 @@ server:    u_g       =  sum over responding clients of g of p_k w_k - w_g,   p_k
            m_g      <-  mean of u_{g+1} over blocks l_g ... of that stage for the next round
            w_g[l_g] <-  w_g[l_g] + u_g[l_g]
            others   <-  layer-wise mean by samples
+Sent: down P; up P + 1. Kept: server: w, each architecture's own layers and m.
 Deviations from the paper (arXiv:2202.08036): (1) Clients train E epochs and the server adds their mean update; in the
 paper they send gradients of one batch, and the server takes an optimizer step. (2) Every ResNet stage has its own last
 block. The paper's transformers are a single row of blocks. (3) The classifier is shared, since the FedIN paper states
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from polyfed.core import upload_forms
 from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import Method, MethodCard, Requirements, follows_device, hyperparameters
+from polyfed.core.method import Method, Requirements, follows_device, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.cross_layer import last_blocks
@@ -40,31 +41,11 @@ _LAYERS: weight_averaging.Aggregation = "layer-wise"
 
 @hyperparameters
 class InclusiveFL(Method):
-    """Layer-wise averaging, with momentum distillation into the last blocks of smaller networks."""
-
-    card = MethodCard(
-        name="inclusivefl",
-        paper="Liu et al., KDD 2022",
-        differs="depth; same-named tensors need the same shape",
-        down="P",
-        up="P + 1",
-        states="server: w, each architecture's own layers and m",
-        form={"model": upload_forms.as_sent, "n": upload_forms.SAMPLES},
-        delta_entries=("model",),
-        ignores_initial_weights=True,
-    )
+    """Layer-wise averaging, with momentum distillation into smaller networks."""
 
     # weight of the larger network's update in a last block's; 0: no distillation
     beta: Annotated[float, Field(ge=0, le=1)] = 0.2
     local_last_block: bool = True  # last blocks stay with their architecture; false: they are averaged layer by layer
-
-    requirements = Requirements(
-        shared_shapes=True,
-        shared_outputs=weight_averaging.AVERAGES_HEADS,
-        hint="use fedavg with method.aggregation = 'same-shape'",
-    )
-
-    evaluation_stage = "received"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -115,6 +96,17 @@ class InclusiveFL(Method):
     # client ------------------------------------------------------------------------------------------------
     receive = FedAvg.receive
     upload = FedAvg.upload
+
+    # declared -------------------------------------------------------------------------------------------------
+    requirements = Requirements(
+        shared_shapes=True,
+        shared_outputs=weight_averaging.AVERAGES_HEADS,
+        hint="use fedavg with method.aggregation = 'same-shape'",
+    )
+    evaluation_stage = "received"
+    upload_form = {"model": upload_forms.as_sent, "n": upload_forms.SAMPLES}
+    delta_entries = ("model",)
+    ignores_initial_weights = True
 
 
 def _by_size(server: Server) -> list[str]:

@@ -8,6 +8,7 @@ server:    g   =  mean of w_k - w over the clients that have the tensor
            theta = min(|beta| / (alpha + 1e-7), 5)
            g_k' = clamp( (g_k / ||g_k|| + theta g_0 / ||g_0||) (||g_k|| + ||g_0||) / 2,  -0.1, 0.1 )
            w  <- w + g'
+Sent: down P; up P + 1. Kept: server: w.
 Deviations from the paper: (1) The correction is that of the authors' code, which produced the published figures. The
 paper's theorem has g_k + max(0, -beta / alpha) g_0. (2) Clients send weights, not differences, since the server knows
 what it sent. Tensors that are not corrected are thus plain means, and a running variance never becomes negative. (3) A
@@ -18,7 +19,6 @@ convolutions larger than 1 x 1 are corrected. In transformers the paper corrects
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -33,8 +33,6 @@ from polyfed.methods.fedavg import FedAvg
 @hyperparameters
 class InCoAvg(FedAvg):
     """Averaging, with updates of deep layers corrected by those of shallow ones."""
-
-    card = replace(FedAvg.card, name="incoavg", paper="Chan et al., ICLR 2024")
 
     weighting: weight_averaging.Weighting = "uniform"  # clients count equally; "samples": by their samples
 

@@ -5,6 +5,7 @@ server:    h <- sum over responding clients of p_k h_k
            p_k = n_k / sum n_j
 Heads are matched by tensor names within the head, so `fc` of one network and `classifier` of
 another are the same.
+Sent: down P_h; up P_h. Kept: server: h.
 Deviations from the paper: (1) Only the head is shared, as in FedGH's comparison; the paper shares several upper layers,
 which must be alike. (2) Clients start from a common head and their own extractors; the paper starts from a model
 trained by FedAvg. (3) The paper's ensemble for new clients and its adversarial variant are not implemented. (4) A
@@ -23,7 +24,6 @@ from polyfed.core.message import Message, get_group
 from polyfed.core.method import (
     Context,
     Method,
-    MethodCard,
     Requirements,
     TrainingResult,
     follows_device,
@@ -37,27 +37,6 @@ from polyfed.functional.averaging import layer_wise_mean
 @hyperparameters
 class LGFedAvg(Method):
     """A shared head on personal extractors."""
-
-    card = MethodCard(
-        name="lgfedavg",
-        paper="Liang et al., NeurIPS workshop 2019",
-        differs="anything before the head; heads with the same tensors",
-        down="P_h",
-        up="P_h",
-        states="server: h",
-        form={"shared": upload_forms.as_sent},
-        delta_entries=("shared",),
-    )
-
-    requirements = Requirements(
-        split_model=True,
-        same_head=True,
-        shared_parts=HEAD,
-        shared_outputs="it averages heads",
-        hint="set models.feature_dim to give all one width, or use fedproto; fedhenn and fd fit any heads",
-    )
-
-    staleness_weighting = "changes"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -85,6 +64,18 @@ class LGFedAvg(Method):
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         own = client.model.state_dict()
         return {"shared": {name: own[mine] for name, mine in _names(client.model).items()}}
+
+    # declared -------------------------------------------------------------------------------------------------
+    requirements = Requirements(
+        split_model=True,
+        same_head=True,
+        shared_parts=HEAD,
+        shared_outputs="it averages heads",
+        hint="set models.feature_dim to give all one width, or use fedproto; fedhenn and fd fit any heads",
+    )
+    staleness_weighting = "changes"
+    upload_form = {"shared": upload_forms.as_sent}
+    delta_entries = ("shared",)
 
 
 def _names(model: nn.Module) -> dict[str, str]:

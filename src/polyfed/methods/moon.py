@@ -6,6 +6,7 @@ client k:  E epochs of SGD on  CE(f(x; w), y) + mu l_con
 server:    w <- sum over responding clients of p_k w_k
            p_k = n_k / sum n_j ("samples"),  1 / their number ("uniform")
 w^t: the weights received; w': those that the client's own last round ended with.
+Sent: down P; up P + 1. Kept: server: w.
 Deviations from the paper: (1) Different architectures are averaged layer by layer or within each architecture; the
 paper has one. (2) z is the input of the network's head. The paper adds a projection of two layers; `models.feature_dim`
 adds one layer (Linear, ReLU), for all compared methods alike. (3) In a client's first round l_con is log 2; the paper
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -36,14 +36,8 @@ from polyfed.methods.fedavg import FedAvg
 class MOON(FedAvg):
     """Averaging of weights with a model-contrastive loss."""
 
-    card = replace(FedAvg.card, name="moon", paper="Li et al., CVPR 2021")
-
     mu: Annotated[float, Field(ge=0)] = 1.0  # weight of l_con; 0: FedAvg
     temperature: Annotated[float, Field(gt=0)] = 0.5  # T; larger is weaker
-
-    @property
-    def requirements(self) -> Requirements:
-        return weight_averaging.requirements(self.aggregation, split_model=True)
 
     @loads_message
     def receive(self, client: Client, message: Message) -> Context:
@@ -65,3 +59,9 @@ class MOON(FedAvg):
         far = context["previous"].represent(batch.x)
         term = model_contrastive_loss(z, near, far, self.temperature, batch.w)
         return task + self.mu * term, {"contrast": term}
+
+    ignores_initial_weights = True
+
+    @property
+    def requirements(self) -> Requirements:
+        return weight_averaging.requirements(self.aggregation, split_model=True)

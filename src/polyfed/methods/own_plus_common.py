@@ -1,4 +1,5 @@
-"""OwnPlusCommon: every client's own network, plus a linear model on fixed random features that all have in common.
+"""OwnPlusCommon: every client's own network, plus a linear model on fixed random features that all have in common
+(after Fed3R, ICML 2024, and AFL, CVPR 2025).
 
 phi(x) are fixed random features, pi_k the class shares of client k. f_k is trained as in Local.
 client k:    sends n_k, M_k, S_k, the sums of ClosedForm, once
@@ -16,6 +17,8 @@ The method is not from a paper. Deviations from its sources: (1) Fed3R (ICML 202
 for all from clients' sums, on a pre-trained extractor. GH-OFL (ICLR 2026, arXiv:2602.01186) has discriminant analysis
 on pre-trained features. (2) APFL (arXiv:2003.13461) mixes a global and a local model of equal architecture. Products of
 two models' probabilities are Hinton's *Products of Experts*, ICANN 1999.
+Sent: down 2 (C D + 2 C), D features, whenever it changes; up once D (D + 1) + 2 (C D + C), D features (texts: 2 (C D +
+C)). Kept: client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k; client: v_k.
 """
 
 from __future__ import annotations
@@ -43,24 +46,11 @@ _LAST = "last"
 
 @hyperparameters
 class OwnPlusCommon(ClosedForm):
-    """Own networks of any architecture, each plus one common closed-form model."""
-
-    card = replace(
-        ClosedForm.card,
-        name="own-plus-common",
-        paper="Local plus a closed form after Fed3R, ICML 2024, and AFL, CVPR 2025",
-        states=f"{ClosedForm.card.states}; client: v_k",
-    )
+    """Own networks, each plus one common closed-form model."""
 
     # v, the common model's share; not set: each client's validation rows choose
     weight: Annotated[float, Field(ge=0, le=1)] | None = None
     control: Literal["none", "permuted"] = "none"  # "permuted": the common model's classes are shifted by one
-
-    @property
-    def requirements(self) -> Requirements:
-        base = super().requirements
-        why = "it shifts classes" if self.control == "permuted" else base.classes
-        return replace(base, classes=why)
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return (Exchange(),)
@@ -140,6 +130,16 @@ class OwnPlusCommon(ClosedForm):
             "common": replace(self, weight=1.0),
             **super().alternative_predictors,
         }
+
+    # declared -------------------------------------------------------------------------------------------------
+    name = "own-plus-common"
+    upload_form = ClosedForm.upload_form
+
+    @property
+    def requirements(self) -> Requirements:
+        base = super().requirements
+        why = "it shifts classes" if self.control == "permuted" else base.classes
+        return replace(base, classes=why)
 
 
 def _known_or_own(own: Tensor, common: Tensor, context: Context) -> Tensor:

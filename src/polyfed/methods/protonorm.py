@@ -6,6 +6,7 @@ server:    p[c] = P[c] / ||P[c]||,  then spread_steps times
            p[c] <- (p[c] + v[c]) / ||p[c] + v[c]||;    sends  scale p[c]
 client k:  as in FedProto, towards scale p[c]
 The method follows the authors' code, whose settings are the defaults. It was not verified against the paper's text.
+Sent: down C D + C; up S D + S. Kept: client: last P received; server: P, what is sent of it, clients' classes.
 Deviations from the paper: (1) In that code, a class that no client sends in a round has no prototype in the next. (2)
 There, the steps end once the forces no longer change.
 """
@@ -13,7 +14,6 @@ There, the steps end once the forces no longer change.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -40,20 +40,10 @@ _LEAST = 1e-10  # the smallest squared distance, where two rows coincide
 class ProtoNorm(prototypes.PrototypeMethod):
     """Averaged class means, pushed apart on the sphere and sent at one length."""
 
-    card = replace(
-        prototypes.PrototypeMethod.card,
-        name="protonorm",
-        paper="Lee et al., arXiv:2507.04310",
-        up="S D + S",
-        states="client: last P received; server: P, what is sent of it, clients' classes",
-    )
-
     prototype_weight: Annotated[float, Field(ge=0)] = 10.0
     weighting: Literal["count", "uniform"] = "uniform"  # clients count equally; "count": by their samples of the class
     spread_steps: Annotated[int, Field(ge=0)] = 500  # steps that push prototypes apart; 0: FedProto
     scale: Annotated[float, Field(gt=0), ActsWith("spread_steps")] = 80.0  # length of the prototypes that are sent
-
-    staleness_weighting = "uploads"
 
     # server ------------------------------------------------------------------------------------------------
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -82,6 +72,10 @@ class ProtoNorm(prototypes.PrototypeMethod):
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         return prototypes.upload_means(client, counts=self.weighting == "count")
+
+    # declared -------------------------------------------------------------------------------------------------
+    staleness_weighting = "uploads"
+    upload_form = prototypes.UPLOAD_FORM
 
 
 def spread(rows_SD: Tensor, steps: int) -> Tensor:

@@ -6,6 +6,7 @@ client k:  tau_k steps  w <- opt(g(w) - c_k + c),   g the gradient of CE(f(x; w)
 server:    w <- w^t + server_lr mean_k (w_k - w^t)         over responding clients
            c <- c + (1/N) sum_k (c_k+ - c_k)               N: all clients
 N counts all clients present; c and c_k start at zero; who is not drawn keeps c_k.
+Sent: down 2 P + 1; up 2 P + 1. Kept: client: c_k, previous c_k; server: w, c.
 Deviations from the paper: (1) With different architectures, all means are per tensor or within each architecture; the
 paper has one. (2) `"mean"` is the default; the paper's options are for plain SGD. (3) Clients send w_k; the server
 computes the difference to w^t. (4) The server keeps the sum of all c_k and divides it by the number of present clients,
@@ -17,7 +18,6 @@ lost uploads. Here a client restores its earlier c_k if the server has not count
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -42,23 +42,9 @@ _SUM = "control"  # in the server's state: the sum of all c_k
 class SCAFFOLD(FedAvg):
     """Averaging of weights, with control variates against client drift."""
 
-    card = replace(
-        FedAvg.card,
-        name="scaffold",
-        paper="Karimireddy et al., ICML 2020",
-        down="2 P + 1",
-        up="2 P + 1",
-        states="client: c_k, previous c_k; server: w, c",
-        form={"model": upload_forms.as_sent, "n": upload_forms.SAMPLES, "control": upload_forms.as_sent},
-    )
-
     variates: Literal["mean", "II"] = "mean"  # new c_k: mean gradient of the steps, or the paper's option "II"
     server_lr: Annotated[float, Field(gt=0)] = 1.0  # step size of the server; 1: plain mean
     weighting: weight_averaging.Weighting = "uniform"  # clients count equally in w; "samples": by their samples
-
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        return {"control": "changes of control variates, whose sum the server must keep exactly"}
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -117,6 +103,14 @@ class SCAFFOLD(FedAvg):
             return {name: (w - now[name]) / way - correction[name] for name, w in received.items()}
         found = {name: total / trained.steps for name, total in trained.raw.items()}
         return {name: found[name] if name in found else torch.zeros_like(w) for name, w in received.items()}
+
+    # declared -------------------------------------------------------------------------------------------------
+    upload_form = {"model": upload_forms.as_sent, "n": upload_forms.SAMPLES, "control": upload_forms.as_sent}
+    ignores_initial_weights = True
+
+    @property
+    def fixed_entries(self) -> Mapping[str, str]:
+        return {"control": "changes of control variates, whose sum the server must keep exactly"}
 
 
 def _own_control(client: Client, message: Message) -> Group:

@@ -9,6 +9,8 @@ client i:  w_i <- w[level l];  E epochs on
                  after a quarter of the rounds
 server:    w[k] <- mean of w_i[k] over the clients that hold entry k,
            equal ("uniform") or by n_i ("samples");  others are unchanged
+Sent: down P(l) + S(l), plus P(l) for statistics; up P(l), plus S(l) + 1 for statistics. Kept: server: w with its exits,
+clients' levels, BatchNorm's statistics by level.
 Deviations from the paper: (1) The default levels match the mean size that FedIN states for ResNet152, without widths or
 exits. The authors' code has four levels, of widths 0.7, 0.7, 0.75 and 1. (2) Exits are one linear layer; the authors'
 are small networks. (3) Distillation is on; in the authors' code gamma is 0 by default, so their commands for images run
@@ -21,7 +23,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -69,24 +70,10 @@ def _checked(text: str) -> str:
 class ScaleFL(SubModels):
     """Narrower and shallower sub-models of one network with early exits."""
 
-    card = replace(
-        SubModels.card,
-        name="scalefl",
-        paper="Ilhan et al., CVPR 2023",
-        differs="width and depth: sub-models of one network",
-        down="P(l) + S(l), plus P(l) for statistics",
-        up="P(l), plus S(l) + 1 for statistics",
-        states="server: w with its exits, clients' levels, BatchNorm's statistics by level",
-    )
-
     # width@depth of each level, by increasing depth, the last of depth 1; "1@1": the whole network, one exit
     levels: Annotated[str, AfterValidator(_checked)] = "0.4@0.4 0.5@0.55 0.55@0.7 0.65@0.85 1@1"
     gamma: Annotated[float, Field(ge=0)] = 0.05  # weight of the distillation from the last exit; 0: off
     weighting: Weighting = "uniform"  # clients count equally; "samples": by their samples
-
-    @property
-    def planned(self) -> str:
-        return "when early exits begin to learn from the last one"
 
     # the client's network ------------------------------------------------------------------------------------
     def _level(self, variant: str) -> Level:
@@ -128,3 +115,10 @@ class ScaleFL(SubModels):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         gamma = self.gamma if context["distils"] else 0.0
         return multi_exit_loss(model(batch.x), batch.y, batch.w, gamma, _TEMPERATURE)
+
+    # declared -------------------------------------------------------------------------------------------------
+    ignores_initial_weights = True
+
+    @property
+    def planned(self) -> str:
+        return "when early exits begin to learn from the last one"

@@ -110,7 +110,7 @@ class DeviceSimulation(Plugin):
 
     def validate(self, setup: Setup) -> None:
         """Deal the devices, and compare what networks need with what devices have."""
-        if setup.method.card.alone and self.settings.round_timeout is not None:
+        if setup.method.is_alone and self.settings.round_timeout is not None:
             raise ConfigError(
                 f"{setup.method.name}, alone: expected no devices.round_timeout, as every client's own server waits "
                 f"for it, got {self.settings.round_timeout:g}"

@@ -39,7 +39,7 @@ class FrozenParameters(Plugin):
             return upload
         frozen = _frozen(client.model)
         shorter = {}
-        for entry in method.card.delta_entries:
+        for entry in method.delta_entries:
             base = members(received, entry)
             group = members(upload, entry)
             kept = {
@@ -57,7 +57,7 @@ class FrozenParameters(Plugin):
         if not frozen:
             return upload
         whole = {}
-        for entry in method.card.delta_entries:
+        for entry in method.delta_entries:
             base = members(job.message, entry)
             group = members(upload, entry)
             lacks = [name for name in base if name in frozen and name not in group]

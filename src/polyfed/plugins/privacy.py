@@ -124,7 +124,7 @@ class UploadPrivacy(Plugin):
                 if arrived.counts:
                     entries = len(clipped_entries(arrived.message))
                 else:  # an upload that nobody could read: at most those that it has, and that the method sends
-                    entries = min(len(left.message), len(round.method.card.form or left.message))
+                    entries = min(len(left.message), len(round.method.upload_form or left.message))
             released.setdefault(number, []).extend(self._given(number, entries, self.settings, job.exchange))
 
     def record(self, round: Round) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class UploadPrivacy(Plugin):
         """Whether noise is over something that is bounded."""
         settings = self.settings
         rows = bool(settings.max_grad_norm) or self._bounds_rows
-        if rows or not has_upload(self._method) or self._method.card.alone:
+        if rows or not has_upload(self._method) or self._method.is_alone:
             return
         itself = "or a method that bounds rows itself (closed-form, with unit_features)"
         if settings.noise_multiplier:
@@ -224,13 +224,13 @@ class UploadPrivacy(Plugin):
         for entry, reason in method.fixed_entries.items():
             sent = f"'{entry}': {reason}"
             raise ConfigError(f"privacy: expected uploads that can be clipped, got {name}, which sends {sent}")
-        if not method.card.delta_entries:
+        if not method.delta_entries:
             return
         for architecture, client in setup.first_of_each_architecture().items():
             network = setup.model_factory.module(architecture)
             statistics = batchnorm_buffers(network)
             first_message = method.broadcast(setup.preview, client.id)
-            for entry in method.card.delta_entries:
+            for entry in method.delta_entries:
                 sent_statistics = sorted(statistics & members(first_message, entry).keys())
                 sent_statistics.extend(static_statistics(network))  # taken and sent after training
                 if sent_statistics:
@@ -289,5 +289,5 @@ def _check_bounded(client: Client, method: Method, name: str, floats: Group, bas
         if key in weights and key not in base:
             raise ConfigError(
                 f"privacy: expected changes of weights that were sent down, or figures of the data, from {who}, got "
-                f"whole weights, '{name}/{key}' (see MethodCard.delta_entries)"
+                f"whole weights, '{name}/{key}' (see Method.delta_entries)"
             )

@@ -78,7 +78,7 @@ class RobustAggregator(Plugin):
 
     def validate(self, setup: Setup) -> None:
         """A rule can be applied to what the method uploads."""
-        if setup.method.card.alone and (self.settings.aggregator != "none" or self.settings.max_update_norm):
+        if setup.method.is_alone and (self.settings.aggregator != "none" or self.settings.max_update_norm):
             raise ConfigError(
                 f"{setup.method.name}, alone: expected no [robust_aggregation], got one, which holds clients' uploads "
                 "to one another where no client has others beside it"
@@ -135,11 +135,11 @@ def check_rule(method: Method, rule: str) -> None:
             f"robust_aggregation.aggregator: expected uploads that can be held to one another, got {name}, "
             f"which sends '{entry}': {reason}; with aggregator 'none' max_update_norm still holds"
         )
-    if rule in _BY_COORDINATE and method.card.unaligned_entries:
+    if rule in _BY_COORDINATE and method.unaligned_entries:
         raise ConfigError(
             f"robust_aggregation.aggregator: expected 'geometric_median', 'multi_krum' or 'norm_clipping' for {name}, "
             f"got '{rule}', which goes number by number: in "
-            f"'{method.card.unaligned_entries[0]}', features of the clients' own networks, a number means something "
+            f"'{method.unaligned_entries[0]}', features of the clients' own networks, a number means something "
             "else at every client"
         )
 
@@ -208,7 +208,7 @@ def apply_rule(
     """
     if settings.aggregator == "none" or not uploads:
         return uploads
-    sent = {i: method.broadcast(server, i) if method.card.delta_entries else {} for i in uploads}
+    sent = {i: method.broadcast(server, i) if method.delta_entries else {} for i in uploads}
     parts = parts_of(method, uploads, sent, of_changes=settings.aggregator == "norm_clipping")
     holders = owners_of(parts)
     watch.few += sum(len(who) < _FEW for who in holders.values())

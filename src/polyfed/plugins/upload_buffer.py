@@ -180,7 +180,7 @@ def applied(method: Method, server: Server, result: JobResult, weight: float) ->
 def _mapped(method: Method, message: Message, received: Message, function: Callable[..., Any]) -> Message:
     """The message with a function of each changed tensor and its base in the tensor's place."""
     new: dict[str, Any] = dict(message)
-    for name in method.card.delta_entries:
+    for name in method.delta_entries:
         group: Group = members(message, name)
         base = base_tensors(method, name, group, received)
         if group:
@@ -198,7 +198,7 @@ def check_buffer(settings: Devices, setup: Setup, availability: Sequence[float])
         return
     method = setup.method
     name = method.name
-    if method.card.alone:
+    if method.is_alone:
         raise ConfigError(
             f"{name}, alone: expected no devices.buffer_size, as every client's own server has no others to wait for, "
             f"got {size}"

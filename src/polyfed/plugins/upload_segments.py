@@ -88,11 +88,11 @@ def _of_entry(
     value = message[entry]
     labels = message.get("labels")
     for name, tensor in floats_of({entry: value}):
-        if entry in method.card.delta_entries and name is not None:
+        if entry in method.delta_entries and name is not None:
             base = bases.get((entry, name))
             key = (entry, name, *tensor.shape, None if base is None else family)
             yield Segment((entry, name, None), key, (entry, key[-1]), tensor, base)
-        elif entry in method.card.aligned_entries:
+        elif entry in method.aligned_entries:
             yield Segment((entry, name, None), (entry, name, *tensor.shape), entry, tensor, None)
         elif name is None and isinstance(labels, Tensor) and labels.shape == tensor.shape[:1]:
             for row, label in enumerate(labels.tolist()):

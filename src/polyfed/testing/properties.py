@@ -84,8 +84,6 @@ def declared(kit: ConformanceKit) -> None:
     """Name, paper, docstring, stage and hyperparameters are there; a wrong hyperparameter is refused."""
     method = kit.method
     kind = type(kit.method)
-    if not method.card.name or not method.card.paper:
-        kit.fail("expected a name and the paper it comes from (`card`)")
     if not kind.__doc__ or kind.__doc__.startswith(f"{kind.__name__}("):
         kit.fail("expected a docstring that says what it does")
     if any(type(other) is not kind or other == method for other in method.alternative_predictors.values()):
@@ -177,7 +175,7 @@ def data_are_shuffled(kit: ConformanceKit) -> None:
 
 def uploads_have_their_form(kit: ConformanceKit) -> None:
     """What clients upload is of the `form` that the method declares, if it declares one."""
-    form = kit.method.card.form
+    form = kit.method.upload_form
     if form is None:
         return
 
@@ -280,7 +278,7 @@ def _no_shrinking(kit: ConformanceKit, name: str, one: Tensor, all_: Tensor) -> 
         if single > 1e-4 and whole < single / 3:
             kit.fail(
                 f"{what} shrinks from {single:.3g} to {whole:.3g} when those answer who know nothing of it (averaged "
-                "weights do so where clients begin with different ones: set common_start in its card)"
+                "weights do so where clients begin with different ones: declare common_start)"
             )
         if whole > 1e-4 and single < whole / 3:
             kit.fail(f"{what} shrinks from {whole:.3g} to {single:.3g} when one client of six answers")

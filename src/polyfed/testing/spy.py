@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
@@ -17,18 +18,9 @@ from polyfed.core.message import flatten
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 
-HOOKS = (
-    "init_server", "start_round", "exchanges", "final_exchanges", "broadcast", "aggregate", "variant", "build",
-    "join_models", "personal_model", "receive", "step_inputs", "loss", "gradients", "phases", "upload", "predict",
-    "remark", "nbytes_in_paper",
-)  # fmt: skip
+HOOKS = [name for name, hook in vars(Method).items() if isinstance(hook, FunctionType) and not name.startswith("_")]
 
 Around = Callable[..., Any]  # (call, *arguments) -> result; it decides whether to call
-
-
-def _of_inner(name: str) -> Any:
-    """A property that is the method's own."""
-    return property(lambda spy: getattr(vars(spy)["inner"], name))
 
 
 class Spy(Method):
@@ -40,8 +32,7 @@ class Spy(Method):
     """
 
     def __init__(self, inner: Method, every: Around | None = None, **around: Around) -> None:
-        vars(self).update(card=inner.card, inner=inner)
-
+        vars(self).update(inner=inner)
         for hook in HOOKS:
             call = getattr(inner, hook)
             if hook in around:
@@ -51,13 +42,14 @@ class Spy(Method):
             else:
                 vars(self)[hook] = call
 
-    requirements = _of_inner("requirements")
-    evaluation_stage = _of_inner("evaluation_stage")
-    auxiliary_model = _of_inner("auxiliary_model")
-    alternative_predictors = _of_inner("alternative_predictors")
-    fixed_entries = _of_inner("fixed_entries")
-    planned = _of_inner("planned")
-    staleness_weighting = _of_inner("staleness_weighting")
+
+def _of_inner(name: str) -> property:
+    return property(lambda spy: getattr(vars(spy)["inner"], name))
+
+
+for _name in vars(Method):
+    if _name not in HOOKS and not _name.startswith("_"):
+        setattr(Spy, _name, _of_inner(_name))
 
 
 def _through(function: Around, *first: Any) -> Callable[..., Any]:

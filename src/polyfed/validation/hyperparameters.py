@@ -117,4 +117,4 @@ def _flat_names(given: Mapping[str, Any]) -> set[str]:
 def _line_of(kind: type[Any], complaints: ValidationError) -> str:
     """The line that a recipe gives, of settings made in Python."""
     names = [field.name for field in dataclasses.fields(kind)]
-    return one_line(complaints, kind, (getattr(getattr(kind, "card", None), "name", "") or kind.__name__,), names)
+    return one_line(complaints, kind, (getattr(kind, "name", kind.__name__),), names)

@@ -375,7 +375,7 @@ def _is_sent_whole(job: EvalJob, model_factory: ModelFactory) -> bool:
 def are_scored_together(method: Method) -> bool:
     """Whether clients that are sent the same predict alike."""
     network_alone = uses_default_predict(method) and not method.alternative_predictors
-    is_sent_whole = method.card.ignores_initial_weights and hasattr(method.receive, "loads_message")
+    is_sent_whole = method.ignores_initial_weights and hasattr(method.receive, "loads_message")
     return network_alone and is_sent_whole
 
 

@@ -73,7 +73,7 @@ class VectorizedExecutor:
         if not first.exchange.trains:
             yield from map(self._alone, jobs)
             return
-        reason = self._known.refused.get(kind) or self.context.method.card.trains_alone
+        reason = self._known.refused.get(kind) or self.context.method.trains_alone
         if first.client.privacy.max_grad_norm:
             reason = "gradients are bounded row by row"
         if not reason and len(jobs) >= self._least(first):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -14,7 +14,6 @@ from polyfed.core.message import Message, get_group
 from polyfed.core.method import (
     Context,
     Method,
-    MethodCard,
     Requirements,
     TrainingResult,
     follows_device,
@@ -48,19 +47,9 @@ SHARED_HEAD = "all clients train one auxiliary model, head included"  # why outp
 class AuxiliaryModelMethod(Method):
     """Clients train a network of their own and an auxiliary model. Only the latter is sent and averaged."""
 
-    card = MethodCard(
-        down="P_m",
-        up="P_m + 1",
-        states="client: own network; server: m",
-        form={"model": as_sent, "n": SAMPLES},
-        delta_entries=("model",),
-    )
-
     # the auxiliary model: "smallest", "largest", a model's name, or "package.module:function"
     shared: Annotated[str, Field(min_length=1)] = "smallest"
     weighting: weight_averaging.Weighting = "samples"  # clients count by their samples; "uniform": equally
-
-    requirements = Requirements(shared_outputs=SHARED_HEAD)
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel:
@@ -102,3 +91,8 @@ class AuxiliaryModelMethod(Method):
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         module: Any = client.model
         return {"model": float_state(module.auxiliary_model), "n": torch.tensor(client.n)}
+
+    # declared -------------------------------------------------------------------------------------------------
+    requirements = Requirements(shared_outputs=SHARED_HEAD)
+    upload_form = {"model": as_sent, "n": SAMPLES}
+    delta_entries: ClassVar[tuple[str, ...]] = ("model",)

@@ -40,13 +40,6 @@ class KernelAlignment(Method):
         """d, of a step's representations (B, d) from "rad_target" in the context."""
         raise NotImplementedError
 
-    @property
-    def requirements(self) -> Requirements:
-        uses_rad = self.uses_rad(2)
-        return Requirements(
-            split_model=True, public=self.alignment_data.size if uses_rad else 0, same_input_shape=uses_rad
-        )
-
     def received_rad(self, client: Client, message: Message) -> Tensor | None:
         """The RAD where the client's network computes, if there is one: steps draw their rows there."""
         rad = self.alignment_data.receive(client, message)
@@ -81,3 +74,10 @@ class KernelAlignment(Method):
                 grads[name] = context["eta"] * grad + (0 if own is None else own)
         sums = {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
         return StepResult(grads, task.loss + context["eta"] * d, {**task.sums, **sums})
+
+    @property
+    def requirements(self) -> Requirements:
+        uses_rad = self.uses_rad(2)
+        return Requirements(
+            split_model=True, public=self.alignment_data.size if uses_rad else 0, same_input_shape=uses_rad
+        )

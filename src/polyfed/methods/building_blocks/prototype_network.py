@@ -8,7 +8,6 @@ Shapes: C classes, D features, H hidden units, M rows received.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
 import torch
@@ -21,8 +20,6 @@ from polyfed.core.server import Server
 from polyfed.methods.building_blocks import prototypes
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # prototypes (C, D), rows (M, D), labels (M,) int64 -> 0-d
-
-CARD = dataclasses.replace(prototypes.CARD, states="client: last P received; server: prototype network, P")
 
 
 def init(server: Server) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.inference import representations
 from polyfed.core.message import Message, get_group, get_tensor, members, nbytes
-from polyfed.core.method import Context, Exposed, Method, MethodCard, Requirements, TrainingResult, hyperparameters
+from polyfed.core.method import Context, Exposed, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
@@ -101,13 +101,7 @@ def upload_means(client: Client, counts: bool = False) -> Message:
 
 
 # for methods that upload such means
-CARD = MethodCard(
-    differs="anything; equal feature width",
-    down="C D + C",
-    up="S D + S",
-    form={"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS},
-    unaligned_entries=("prototypes",),
-)
+UPLOAD_FORM = {"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS}
 REQUIREMENTS = Requirements(
     split_model=True,
     same_feature_dim=True,
@@ -121,24 +115,11 @@ EXPOSED = Exposed("prototypes", "prototypes", lambda client: as_split_model(clie
 class PrototypeMethod(Method):
     """What clients send, keep, and predict by. The server sends "labels" and "prototypes" (S, D)."""
 
-    card = CARD
-
     # weight of the distance to the prototype of the sample's class; 0: training is Local's, bit for bit
     prototype_weight: Annotated[float, Field(ge=0)] = 1.0
     # predict by the nearest prototype, or by the head; the other one is evaluated, too
     predictor: Literal["prototype", "head"] = "prototype"
     candidates: Literal["all", "own"] = "all"  # prototypes to choose from; "own": those of the client's classes
-
-    requirements = REQUIREMENTS
-    exposed = EXPOSED
-
-    @property
-    def staleness_weighting(self) -> Literal["alike", "uploads"]:
-        return "alike"  # a prototype of an earlier round is one like any other
-
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received" if self.predictor == "prototype" else "personal"
 
     @property
     def alternative_predictors(self) -> Mapping[str, Method]:
@@ -184,3 +165,16 @@ class PrototypeMethod(Method):
     def nbytes_in_paper(self, message: Message) -> int:
         """Prototypes of the client's own classes alone: no labels, no counts, nothing for choosing among the others."""
         return nbytes({"prototypes": message["prototypes"]}) if "prototypes" in message else 0
+
+    requirements = REQUIREMENTS
+    exposed = EXPOSED
+    upload_form = UPLOAD_FORM
+    unaligned_entries = ("prototypes",)
+
+    @property
+    def staleness_weighting(self) -> Literal["alike", "uploads"]:
+        return "alike"  # a prototype of an earlier round is one like any other
+
+    @property
+    def evaluation_stage(self) -> Stage:
+        return "received" if self.predictor == "prototype" else "personal"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group, nbytes
-from polyfed.core.method import Context, Exchange, Method, MethodCard, Requirements, TrainingResult
+from polyfed.core.method import Context, Exchange, Method, Requirements, TrainingResult
 from polyfed.core.modules import float_state, load_state, static_statistics
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import MOST, Entry, as_sent
@@ -29,17 +29,12 @@ from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_
 from polyfed.methods.building_blocks.static_batchnorm import STATISTICS
 from polyfed.methods.building_blocks.weight_averaging import Weighting
 
-CARD = MethodCard(
-    form={
-        "model": as_sent,
-        "classes": Entry(("C",), (torch.bool,)),
-        "statistics": static_batchnorm.reported,
-        "batches": Entry((), (torch.int64,), 1, MOST),
-    },
-    delta_entries=("model",),
-    aligned_entries=("statistics",),
-    ignores_initial_weights=True,
-)
+UPLOAD_FORM = {
+    "model": as_sent,
+    "classes": Entry(("C",), (torch.bool,)),
+    "statistics": static_batchnorm.reported,
+    "batches": Entry((), (torch.int64,), 1, MOST),
+}
 
 
 def plan(server: Server) -> ChannelPlan:
@@ -82,14 +77,6 @@ def upload(client: Client) -> Message:
 
 class SubModels(Method):
     """A method whose clients have the first channels of w: `rate` says which share, `variant` and `build` what else."""
-
-    card = CARD
-
-    requirements = Requirements(
-        same_architecture=True, classes="larger sub-models teach smaller ones by probabilities of classes"
-    )
-
-    evaluation_stage = "received"
 
     def rate(self, server: Server, client_id: int) -> float:
         """The share of each group's channels that a client has."""
@@ -135,3 +122,12 @@ class SubModels(Method):
     def nbytes_in_paper(self, message: Message) -> int:
         """Of the sub-model alone, in training; the papers do not count the exchange for statistics."""
         return nbytes({"model": get_group(message, "model")}) if "model" in message else 0
+
+    requirements = Requirements(
+        same_architecture=True, classes="larger sub-models teach smaller ones by probabilities of classes"
+    )
+    evaluation_stage = "received"
+    upload_form = UPLOAD_FORM
+    delta_entries = ("model",)
+    aligned_entries = ("statistics",)
+    ignores_initial_weights = True

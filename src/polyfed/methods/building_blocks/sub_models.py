@@ -15,7 +15,7 @@ from polyfed.core.message import Message, get_group, nbytes
 from polyfed.core.method import Context, Exchange, Method, Requirements, TrainingResult
 from polyfed.core.modules import float_state, load_state, static_statistics
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import MOST, Entry, as_sent
+from polyfed.core.upload_forms import MOST, Entry, Form, as_sent
 from polyfed.functional.channel_slices import (
     ChannelPlan,
     Kept,
@@ -29,7 +29,7 @@ from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_
 from polyfed.methods.building_blocks.static_batchnorm import STATISTICS
 from polyfed.methods.building_blocks.weight_averaging import Weighting
 
-UPLOAD_FORM = {
+UPLOAD_FORM: Form = {
     "model": as_sent,
     "classes": Entry(("C",), (torch.bool,)),
     "statistics": static_batchnorm.reported,

@@ -23,7 +23,6 @@ from polyfed.engine import scoring
 from polyfed.engine.federation import Federation
 from polyfed.engine.pace import Pace
 from polyfed.engine.task import Task
-from polyfed.engine.transaction import Transaction
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedAvg, FedGH, Local
@@ -285,11 +284,11 @@ def test_ctrl_c_while_a_round_is_undone_leaves_the_checkpoint_before(
     straight = usual(FedAvg(), FIVE)
     straight.run()
 
-    def stop(self: Transaction) -> None:
-        self.server.state = {}  # half undone
+    def stop(made: Federation, *_: object) -> None:
+        made.server.state = {}  # half undone
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Transaction, "undo", stop)
+    monkeypatch.setattr("polyfed.engine.federation.restore", stop)
     run = usual(FedAvg(), FIVE, out=tmp_path / "run", loggers=[Interrupt(within=3)], checkpoint_every=2)
     with pytest.raises(RunInterrupted, match="interrupted; 2 whole rounds kept in"):
         run.run()

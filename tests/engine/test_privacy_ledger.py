@@ -23,7 +23,7 @@ from polyfed.engine.privacy_ledger import (
     group_releases,
     to_record,
 )
-from polyfed.engine.round import draw_cohort
+from polyfed.engine.round_state import draw_cohort
 from polyfed.errors import ConfigError
 from polyfed.methods import FD, FedAvg, FedIN, FedRep, Local
 from polyfed.plugins.settings import Availability

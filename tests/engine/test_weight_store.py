@@ -18,7 +18,7 @@ from polyfed.core.model_factory import ModelFactory
 from polyfed.core.modules import StateIndex
 from polyfed.core.settings import Training
 from polyfed.engine import checkpoint, weight_store
-from polyfed.engine.checkpoint import Snapshot
+from polyfed.engine.snapshot import Snapshot, take_snapshot
 from polyfed.engine.weight_store import RowLayout, WeightStore
 from polyfed.errors import RunError
 from polyfed.methods import FedAvg
@@ -196,7 +196,7 @@ def test_who_is_given_other_weights_is_told() -> None:
     fed = ConformanceKit(method=FedAvg()).usual.federation(FedAvg(), Training(rounds=1, batch_size=8))
     fed.clients[2].weights = {}
     with pytest.raises(RunError, match="expected a row of the store as client 2's weights, got dict"):
-        fed.transaction.snapshot(0)
+        take_snapshot(fed)
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def snapshot(rows: WeightStore, number: int = 1) -> Snapshot:
 def test_a_checkpoint_of_other_networks_is_refused(
     tmp_path: Path, owners: list[str], builders: dict[str, Any], said: str
 ) -> None:
-    checkpoint.write(tmp_path, snapshot(made()))
+    checkpoint.write(tmp_path, snapshot(made()), {})
     other = ModelFactory({**BUILDERS, **builders}, lambda model, variant: model, 0, torch.device("cpu"))
     told = refusal(lambda: checkpoint.latest(tmp_path, len(owners), WeightStore(other, owners)))
     assert re.search(f"round-000001 does not fit this federation: .*{said}.*--overwrite", told)

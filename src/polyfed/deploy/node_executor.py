@@ -28,7 +28,7 @@ from polyfed.deploy.protocol import (
     parse,
     read_score,
 )
-from polyfed.engine.evaluation import figures_of, kept_stages
+from polyfed.engine.evaluation import figures_of, kept_stages, scored_views
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.scoring import Score
@@ -103,7 +103,7 @@ class NodeExecutor:
         stages = kept_stages(federation.stages)
         envelopes = []
         for client in clients:
-            views = federation.evaluator.views(client, stages).values()
+            views = scored_views(federation, client, stages).values()
             message = next((view.message for view in views if view.message is not None), None)
             variant = next(iter(views)).variant
             facts = {"round": federation.server.round, "variant": variant, "base": _held(client)}

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from torch import nn
 
@@ -36,6 +35,7 @@ from polyfed.deploy.protocol import ClientHello, other_classes
 from polyfed.engine.executors.client_work import Executor
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.method_wrappers import preview
+from polyfed.engine.model_export import clients_with_models, entry_of
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.weight_store import WeightStore
@@ -62,6 +62,8 @@ class DeployedFederation(Federation):
     Raises:
         ConfigError: as `Federation`; or the method needs a network that only a node has.
     """
+
+    clients_are_elsewhere = True
 
     def __init__(
         self,
@@ -147,21 +149,8 @@ class DeployedFederation(Federation):
     def write_models(self, folder: RunFolder) -> None:
         """Have every node write its client's models; those that are shared come into the run folder."""
         with folder.models() as write:
-            for client, kept, read in self._nodes.save_models(self.exporter.present()):
-                write(client.id, kept, {**self.exporter.about(client, None), **read})
-
-    @property
-    def data_checksum(self) -> None:
-        """None: rows are with the nodes."""
-        return None
-
-    def class_remarks(self) -> list[str]:
-        """None: labels are with the nodes."""
-        return []
-
-    def _seen(self) -> list[dict[str, Any]]:
-        """Nothing: networks and labels are with the nodes."""
-        return [{} for _ in self.clients]
+            for client, kept, read in self._nodes.save_models(clients_with_models(self)):
+                write(client.id, kept, {**entry_of(self, client, None), **read})
 
 
 def check_recipe(recipe: Recipe) -> None:

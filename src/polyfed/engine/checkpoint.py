@@ -19,7 +19,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,12 @@ from torch import Tensor
 
 from polyfed.core.message import flatten
 from polyfed.core.method import Method
-from polyfed.core.settings import Evaluation, Keep
 from polyfed.engine.forgotten import Forgotten
+from polyfed.engine.plugin import Setup
 from polyfed.engine.run import best_round, early_stop_round, is_best_wanted
+from polyfed.engine.run_facts import made_of, result_of
 from polyfed.engine.run_folder import RunFolder, explain_disk_errors, sync_folder
-from polyfed.engine.transaction import Snapshot, Transaction
+from polyfed.engine.snapshot import Snapshot, restore, take_snapshot
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
 from polyfed.engine.wire import decode, split
 from polyfed.engine.work_in_flight import describe
@@ -65,13 +66,15 @@ class _OtherClients(ConfigError):
 def write(
     folder: Path,
     snapshot: Snapshot,
+    made_of: Mapping[str, Any],
     best: Callable[[int], int | None] = lambda _: None,
     forgotten: Forgotten | None = None,
 ) -> None:
     """Write a checkpoint, then drop all but the last `KEPT`, and those of the best rounds up to each of these.
 
     Args:
-        best: the best round up to a number; None where none is kept. forgotten: clients of whom nothing is written.
+        made_of: see `RunResult`. best: the best round up to a number; None where none is kept.
+        forgotten: clients of whom nothing is written.
     """
     final = folder / _name(snapshot.round)
     if final.exists() and _is_whole(final):
@@ -79,7 +82,7 @@ def write(
     temporary = folder / f".{final.name}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        _fill(temporary, snapshot, forgotten)
+        _fill(temporary, snapshot, made_of, forgotten)
         shutil.rmtree(final, ignore_errors=True)  # a damaged one
         temporary.rename(final)
     finally:
@@ -93,7 +96,7 @@ def write(
             shutil.rmtree(other)
 
 
-def _fill(temporary: Path, snapshot: Snapshot, forgotten: Forgotten | None) -> None:
+def _fill(temporary: Path, snapshot: Snapshot, made_of: Mapping[str, Any], forgotten: Forgotten | None) -> None:
     temporary.mkdir(parents=True)
     states = {"server": snapshot.server, "clients": snapshot.states, "work": describe(snapshot.work)}
     states = _without(states, forgotten)
@@ -106,7 +109,7 @@ def _fill(temporary: Path, snapshot: Snapshot, forgotten: Forgotten | None) -> N
     metadata = {_ROWS: json.dumps(list(networks.values()))}
     sums = {_WEIGHTS: _written(temporary / _WEIGHTS, {str(n): row.bytes for n, row in rows.items()}, metadata)}
     sums[_STATES] = _written(temporary / _STATES, *split(states))
-    index = seal({"round": snapshot.round, "made_of": snapshot.made_of, "sha256": sums})
+    index = seal({"round": snapshot.round, "made_of": made_of, "sha256": sums})
     write_whole(temporary / "index.json", lambda write: write(index))
     sync_folder(temporary)
 
@@ -258,7 +261,7 @@ def _replace(path: Path, states: Mapping[str, Any]) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def made_of(folder: RunFolder) -> MadeOf:
+def began_with(folder: RunFolder) -> MadeOf:
     """What the run in a folder was made of when it began, as far as its result or its newest checkpoint tells.
 
     Raises:
@@ -281,7 +284,7 @@ def check_made_of(folder: RunFolder, data: str | None, code: Mapping[str, str]) 
     Raises:
         ConfigError: it began with others.
     """
-    before = made_of(folder)
+    before = began_with(folder)
     if before.data is not None and data not in (None, before.data):
         raise ConfigError(
             f"{folder.path} holds a run of other data under this name: rows, or names of classes or features, have "
@@ -393,37 +396,23 @@ def _code(dtype: torch.dtype) -> str:
     return str(json.loads(safetensors.torch.save({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"])
 
 
-@dataclass
 class Checkpointer:
-    """Decides which states of a run are kept, and from which it goes on.
+    """Decides which states of a federation are kept, and from which it goes on."""
 
-    Attributes:
-        method: takes out clients that are forgotten. transaction: the state. history: the records, changed in place.
-        folder: None keeps the best round in memory. store: of the clients' weights. clients: how many.
-        evaluation: which rounds are scored, when a run stops. keep: whose models are wanted. settings: of the run.
-        summarize: makes a result of records; fails where they are damaged.
-    """
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._clients = len(setup.clients)
+        self._best: Snapshot | None = None  # where no folder holds it
 
-    method: Method
-    transaction: Transaction
-    history: list[dict[str, Any]]
-    folder: RunFolder | None
-    store: WeightStore
-    clients: int
-    evaluation: Evaluation
-    keep: Keep
-    settings: Mapping[str, Any]
-    summarize: Callable[[Sequence[Mapping[str, Any]]], object]
-    _best: Snapshot | None = None  # where no folder holds it
-
-    def save(self, number: int) -> None:
-        """Keep the present state, after round `number`."""
-        if self.folder is not None:
-            with explain_disk_errors(self.folder.path):
-                snapshot = self.transaction.snapshot(number)
-                write(self.folder.checkpoints, snapshot, self.best_round, self.forgotten)
+    def save(self) -> None:
+        """Keep the present state."""
+        setup, number = self._setup, len(self._setup.history)
+        if setup.folder is not None:
+            with explain_disk_errors(setup.folder.path):
+                snapshot = take_snapshot(setup)
+                write(setup.folder.checkpoints, snapshot, made_of(setup), self.best_round, self.forgotten)
         elif self.best_round(number) == number:
-            self._best = self.transaction.snapshot(number)
+            self._best = take_snapshot(setup)
 
     @property
     def forgotten(self) -> Forgotten:
@@ -432,51 +421,51 @@ class Checkpointer:
         Raises:
             ConfigError: as `Forgotten`.
         """
-        return Forgotten.of(self.method, self.folder)
+        return Forgotten.of(self._setup.method, self._setup.folder)
 
     def best_round(self, upto: int) -> int | None:
         """The best round so far but for a final one, where its models are wanted."""
-        return self._best_of(self.history[:upto])
+        return self._best_of(self._setup.history[:upto])
 
     def _best_of(self, records: Sequence[Mapping[str, Any]]) -> int | None:
-        regular = [record for record in records if not record["final_round"]]
-        return best_round(regular) if is_best_wanted(self.keep, self.evaluation.patience) else None
+        if not is_best_wanted(self._setup.output.keep, self._setup.evaluation.patience):
+            return None
+        return best_round([record for record in records if not record["final_round"]])
 
     def show_wanted_round(self) -> int:
         """Be what the federation was after the round whose models are wanted; gives its number.
 
         That of a final round, which has begun from the one that is wanted else.
         """
-        last: int = self.history[-1]["round"]
-        number = None if self.history[-1]["final_round"] else self.best_round(last)
+        setup = self._setup
+        last: int = setup.history[-1]["round"]
+        number = None if setup.history[-1]["final_round"] else self.best_round(last)
         if number is None or number == last:
             return last
         snapshot = self._best
-        if self.folder is not None:
-            snapshot = of_round(self.folder.checkpoints, number, self.clients, self.store, self.forgotten)
+        if setup.folder is not None:
+            snapshot = of_round(setup.folder.checkpoints, number, self._clients, setup.store, self.forgotten)
         assert snapshot is not None
-        self.go_back(snapshot, list(self.history))
+        self.go_back(snapshot, list(setup.history))
         return number
 
     def go_back(self, snapshot: Snapshot, history: Sequence[Mapping[str, Any]]) -> None:
         """Be what the federation was then, with these records."""
-        self.transaction.restore(snapshot)
-        self.history[:] = [dict(record) for record in history]
+        restore(self._setup, snapshot)
+        self._setup.history[:] = [dict(record) for record in history]
 
     def latest(self, folder: RunFolder, before: int | None = None) -> Snapshot | None:
         """The last whole checkpoint, or the last one before a round."""
-        return latest(folder.checkpoints, self.clients, self.store, self._expect(folder), before, self.forgotten)
+        expect = functools.partial(self._expect, folder)
+        return latest(folder.checkpoints, self._clients, self._setup.store, expect, before, self.forgotten)
 
-    def restore(self, begin: Callable[[], None]) -> int:
-        """Go back to the run folder's last checkpoint; the number of its round, 0 where there is none.
-
-        Args:
-            begin: called where the run begins anew, before round 1.
+    def restore(self) -> int:
+        """Go back to the run folder's last checkpoint, or to the start; the number of its round, 0 where there is none.
 
         Raises:
             ConfigError: there was a checkpoint and it has gone, or its final round cannot be undone for more rounds.
         """
-        folder = self.folder
+        setup, folder = self._setup, self._setup.folder
         snapshot = None if folder is None else self._where_to_go_on(folder)
         if snapshot is None:
             if folder is not None:
@@ -485,24 +474,23 @@ class Checkpointer:
                         f"expected a checkpoint to go on from in {folder.checkpoints}, got none; use --overwrite"
                     )
                 folder.rounds(0)
-            clients = range(self.clients)
+            clients = range(self._clients)
             server = self.forgotten.server({})
             self.go_back(Snapshot(0, server, dict.fromkeys(clients), {number: {} for number in clients}), [])
-            begin()
         elif folder is not None:
             self.go_back(snapshot, folder.rounds(snapshot.round))
-        if folder is not None and folder.has_fewer_rounds(self.settings):
-            folder.write_recipe(self.settings)  # at last: a run that is killed before begins as before
-        return len(self.history)
+        if folder is not None and folder.has_fewer_rounds(setup.settings):
+            folder.write_recipe(setup.settings)  # at last: a run that is killed before begins as before
+        return len(setup.history)
 
     def _where_to_go_on(self, folder: RunFolder) -> Snapshot | None:
         """The last checkpoint; where more rounds are planned than before, that before the final round."""
         settle(folder.checkpoints)
         snapshot = self.latest(folder)
-        if snapshot is None or not folder.has_fewer_rounds(self.settings):
+        if snapshot is None or not folder.has_fewer_rounds(self._setup.settings):
             return snapshot
         *earlier_records, last = folder.records(snapshot.round)
-        self.history[:] = earlier_records
+        self._setup.history[:] = earlier_records
         if not last["final_round"] or self.has_stopped():
             return snapshot
         if any(not one["once"] for one in last.get("releases", ())):
@@ -520,26 +508,23 @@ class Checkpointer:
 
     def has_stopped(self) -> bool:
         """Whether the run stops early after its records so far."""
-        return early_stop_round(self.history, self.evaluation.patience, self.evaluation.min_delta) is not None
+        evaluation = self._setup.evaluation
+        return early_stop_round(self._setup.history, evaluation.patience, evaluation.min_delta) is not None
 
-    def _expect(self, folder: RunFolder) -> Callable[[int], None]:
+    def _expect(self, folder: RunFolder, number: int) -> None:
         """What must be there besides a checkpoint of a round: the records up to it, and the best one's checkpoint."""
-
-        def expect(number: int) -> None:
-            records = folder.records(number)
-            score = main_score_of(records[0] if records else ())
-            scored = [len(record[f"{score.name}_per_client"]) for record in records if record["evaluated"]]
-            if scored and scored[-1] != self.clients:
-                raise _OtherClients(
-                    f"expected {scored[-1]} clients, as in the rounds that {folder.path} holds, got {self.clients}; "
-                    "go on with as many (in a deployment, data.num_clients says how many), or choose another --out"
-                )
-            known = {str(client) for client in range(self.clients)}
-            if strange := {each for record in records for each in record["bytes_by_client"]} - known:
-                raise ConfigError(f"the records tell of a client {min(strange)[:20]!r}, who is not in the run")
-            self.summarize(records)
-            best = self._best_of(records)
-            if best not in (None, number) and not _is_whole(folder.checkpoints / _name(best or 0)):
-                raise ConfigError(f"that of the best round before it, {best}, is damaged")
-
-        return expect
+        records = folder.records(number)
+        score = main_score_of(records[0] if records else ())
+        scored = [len(record[f"{score.name}_per_client"]) for record in records if record["evaluated"]]
+        if scored and scored[-1] != self._clients:
+            raise _OtherClients(
+                f"expected {scored[-1]} clients, as in the rounds that {folder.path} holds, got {self._clients}; "
+                "go on with as many (in a deployment, data.num_clients says how many), or choose another --out"
+            )
+        known = {str(client) for client in range(self._clients)}
+        if strange := {each for record in records for each in record["bytes_by_client"]} - known:
+            raise ConfigError(f"the records tell of a client {min(strange)[:20]!r}, who is not in the run")
+        result_of(self._setup, records)
+        best = self._best_of(records)
+        if best not in (None, number) and not _is_whole(folder.checkpoints / _name(best or 0)):
+            raise ConfigError(f"that of the best round before it, {best}, is damaged")

@@ -18,15 +18,13 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, freeze
-from polyfed.core.method import Method
-from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import generator
-from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Metric, Stage
 from polyfed.data.samples import LabeledSamples, SelectedSamples
-from polyfed.engine.executors.client_work import Executor, has_weights
+from polyfed.engine.executors.client_work import has_weights
 from polyfed.engine.executors.jobs import EvalJob, TrainJob
-from polyfed.engine.scoring import COUNTS, ROWS, Score
+from polyfed.engine.plugin import Setup
+from polyfed.engine.scoring import COUNTS, ROWS, Measure, Score
 from polyfed.errors import ConfigError, RunError
 from polyfed.escaping import clients_text
 from polyfed.results.fields import LARGEST_SCORE
@@ -57,58 +55,41 @@ class ScoredClient:
         return same and all(tensor is theirs[name] for name, tensor in self._sent.items())
 
 
-@dataclass
 class Evaluator:
-    """Scores clients; see `polyfed.core.settings.Evaluation` for the stages.
+    """Scores a federation's clients; see `polyfed.core.settings.Evaluation` for the stages.
 
     Clients that are held out are in no round, and the server does not know of them: nothing of theirs is aggregated,
     and no draw of another client changes. Each is scored as if it joined now: with what it would receive ("received")
     and, with `held_out_epochs`, after training on its own rows ("after_training"). Nothing of that is kept.
 
     Attributes:
-        main_score: the task's. clients: by number. stages: the main one first. metrics: figures of the user's own.
-        shared_test: the samples all are tested on. excluded: clients that take no part -> the variant of their network.
-        unscored: who is not scored. held_out: who never trains.
         silent: says who does not answer at the moment: nobody, where all clients are in one process.
     """
 
-    method: Method
-    main_score: MainScore
-    clients: Sequence[Client]
-    server: Server
-    model_factory: ModelFactory
-    executor: Executor
-    evaluation: Evaluation
-    stages: Sequence[Stage]
-    metrics: Mapping[str, Measure]
-    shared_test: LabeledSamples | None
-    excluded: Mapping[int, str]
-    unscored: Collection[int]
-    held_out: Collection[int] = ()
-    silent: Callable[[], Collection[int]] = tuple
-
-    def __post_init__(self) -> None:
-        self.figures = figures_of(self.evaluation, self.metrics)
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self.silent: Callable[[], Collection[int]] = tuple
         self._memory: dict[tuple[int, bool, str], tuple[ScoredClient, Score]] = {}  # by client, received or not, part
-        self._newcomers = [client for client in self.clients if client.id in self.held_out and len(client.data.test)]
-        epochs = self.evaluation.held_out_epochs
+        self._newcomers = [one for one in setup.clients if one.id in setup.held_out and len(one.data.test)]
+        epochs = setup.evaluation.held_out_epochs
         if epochs:
             for client in self._newcomers:
                 client.training = client.training.model_copy(update={"local_epochs": epochs})
 
     def record(self, after_training: Mapping[int, Score]) -> dict[str, Any]:
         """The figures of all stages, and the validation score of the main one, for the round's record."""
-        main = self.stages[0]
+        setup = self._setup
+        main = setup.stages[0]
         validated = "personal" if main == "after_training" else main
-        wanted = [(stage, "test") for stage in self.stages if stage != "after_training"]
+        wanted = [(stage, "test") for stage in setup.stages if stage != "after_training"]
         wanted.append((validated, "validation"))
         found = self._scores(wanted)
-        trained = {n: score for n, score in after_training.items() if n not in self.unscored}
-        scores = {stage: trained if stage == "after_training" else found[stage, "test"] for stage in self.stages}
-        names = [client.architecture for client in self.clients]
-        record = evaluation_record(scores, names, self.evaluation, self.metrics, self.main_score)
+        trained = {n: score for n, score in after_training.items() if n not in setup.unscored}
+        scores = {stage: trained if stage == "after_training" else found[stage, "test"] for stage in setup.stages}
+        names = [client.architecture for client in setup.clients]
+        record = evaluation_record(scores, names, setup.evaluation, setup.metrics, setup.task.main_score)
         validation = found[validated, "validation"].values()
-        mean = summarize(validation, self.evaluation.weighting).get("mean")
+        mean = summarize(validation, setup.evaluation.weighting).get("mean")
         return {**record, "validation": mean, **(self._newcomers_record() if self._newcomers else {})}
 
     def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, Score]]:
@@ -117,11 +98,12 @@ class Evaluator:
         Of whom nothing changed the last score is taken again, but not of those who do not answer: nobody knows what has
         become of them.
         """
+        setup = self._setup
         silent = set(self.silent())
         self._memory = {place: known for place, known in self._memory.items() if place[0] not in silent}
-        there = (self.server.clients.keys() | self.excluded.keys()) - silent
-        judged = [client for client in self.clients if client.id in there and client.id not in self.unscored]
-        views = {client.id: self.views(client, [stage for stage, _ in wanted]) for client in judged}
+        there = (setup.server.clients.keys() | setup.excluded.keys()) - silent - setup.unscored
+        stages = [stage for stage, _ in wanted]
+        views = {client.id: scored_views(setup, client, stages) for client in setup.clients if client.id in there}
         missing: dict[ScoredClient, list[str]] = {}
         for stage, part in wanted:
             for view in (of_stage[stage] for of_stage in views.values()):
@@ -129,7 +111,7 @@ class Evaluator:
                 if len(getattr(view.client.data, part)) and part not in asked and self._recall(view, part) is None:
                     asked.append(part)
         missing = {view: parts for view, parts in missing.items() if parts}
-        taken = self.executor.score([self._job(view, parts) for view, parts in missing.items()])
+        taken = setup.executor.score([self._job(view, parts) for view, parts in missing.items()])
         for view, scores in zip(missing, taken, strict=True):
             for part, score in scores.items():
                 self._memory[view.client.id, view.message is not None, part] = (view, score)
@@ -139,52 +121,34 @@ class Evaluator:
             found[stage, part] = {number: score for number, score in known.items() if score is not None}
         return found
 
-    def views(self, client: Client, stages: Sequence[str]) -> dict[str, ScoredClient]:
-        """What of the client is scored at each stage; what needs the same message is the same."""
-        if client.id in self.held_out:
-            return dict.fromkeys(stages, self._newcomer(client, "train"))
-        if client.id in self.excluded:
-            return dict.fromkeys(stages, ScoredClient(client, self.excluded[client.id], None))
-        variant = self.method.variant(self.server, client.id)
-        own = has_weights(client, variant, self.model_factory)
-        receives = {stage: stage == "received" or not own for stage in stages}  # who never took part, say
-        as_it_stands = received = ScoredClient(client, variant, None)
-        if any(receives.values()):
-            message = self.method.broadcast(self.server, client.id)
-            received = ScoredClient(client, variant, message) if message else as_it_stands
-        return {stage: received if asked else as_it_stands for stage, asked in receives.items()}
-
     def _recall(self, view: ScoredClient, part: str) -> Score | None:
         known = self._memory.get((view.client.id, view.message is not None, part))
         return known[1] if known is not None and known[0].is_scored_like(view) else None
 
     def _job(self, view: ScoredClient, parts: Sequence[str]) -> EvalJob:
-        shared = [part for part in parts if getattr(view.client.data, part) is self.shared_test]
-        return EvalJob(view.client, view.variant, view.message, self.server.round, parts, shared)
-
-    # clients that are held out ----------------------------------------------------------------------------------------
+        shared = [part for part in parts if getattr(view.client.data, part) is self._setup.task.test]
+        return EvalJob(view.client, view.variant, view.message, self._setup.server.round, parts, shared)
 
     def _newcomers_record(self) -> dict[str, Any]:
-        asked = [self._job(self._newcomer(client, "train"), ["test"]) for client in self._newcomers]
-        taken = zip(asked, self.executor.score(asked), strict=True)
+        setup = self._setup
+        asked = [self._job(_newcomer(setup, client, "train"), ["test"]) for client in self._newcomers]
+        taken = zip(asked, setup.executor.score(asked), strict=True)
         scores = {"received": {job.client.id: found["test"] for job, found in taken if "test" in found}}
-        if self.evaluation.held_out_epochs:
+        if setup.evaluation.held_out_epochs:
             scores["after_training"] = self._trained_newcomers()
         scores = {stage: found for stage, found in scores.items() if found}
-        return {
-            "held_out": {
-                stage: summarize(found.values(), self.evaluation.weighting) for stage, found in scores.items()
-            },
-            "held_out_per_client": {
-                stage: {str(number): score.value for number, score in found.items() if _is_defined(score.value)}
-                for stage, found in scores.items()
-            },
+        means = {stage: summarize(found.values(), setup.evaluation.weighting) for stage, found in scores.items()}
+        each = {
+            stage: {str(number): score.value for number, score in found.items() if _is_defined(score.value)}
+            for stage, found in scores.items()
         }
+        return {"held_out": means, "held_out_per_client": each}
 
     def _trained_newcomers(self) -> dict[int, Score]:
         """Each after local training on what it would receive now; nothing in a round in which nobody trains."""
-        number = self.server.round
-        training = [(place, one) for place, one in enumerate(self.method.exchanges(number)) if one.trains]
+        setup = self._setup
+        number = setup.server.round
+        training = [(place, one) for place, one in enumerate(setup.method.exchanges(number)) if one.trains]
         if not training:
             return {}
         place, exchange = training[0]
@@ -196,24 +160,41 @@ class Evaluator:
                 exchange,
                 number,
                 scores=True,
-                figures=self.figures,
+                figures=figures_of(setup.evaluation, setup.metrics),
                 exchange_index=place,
                 uploads=False,
             )
-            for view in (self._newcomer(client, exchange.name) for client in self._newcomers)
+            for view in (_newcomer(setup, client, exchange.name) for client in self._newcomers)
         ]
-        outcomes = self.executor.run(jobs, lambda done: None)
+        outcomes = setup.executor.run(jobs, lambda done: None)
         return {outcome.client_id: outcome.score for outcome in outcomes if outcome.score is not None}
 
-    def _newcomer(self, client: Client, exchange: str) -> ScoredClient:
-        """A client that is held out, with what the server would send it in an exchange."""
-        trial = copy.copy(self.server)
-        trial.state = dict(self.server.state)
-        trial.log = {}
-        trial.exchange = exchange
-        trial.set_available(sorted([*self.server.clients, client.id]))
-        message = self.method.broadcast(trial, client.id)
-        return ScoredClient(client, self.method.variant(trial, client.id), message or None)
+
+def scored_views(setup: Setup, client: Client, stages: Sequence[str]) -> dict[str, ScoredClient]:
+    """What of the client is scored at each stage; what needs the same message is the same."""
+    if client.id in setup.held_out:
+        return dict.fromkeys(stages, _newcomer(setup, client, "train"))
+    if client.id in setup.excluded:
+        return dict.fromkeys(stages, ScoredClient(client, setup.excluded[client.id], None))
+    variant = setup.method.variant(setup.server, client.id)
+    own = has_weights(client, variant, setup.model_factory)
+    receives = {stage: stage == "received" or not own for stage in stages}  # who never took part, say
+    as_it_stands = received = ScoredClient(client, variant, None)
+    if any(receives.values()):
+        message = setup.method.broadcast(setup.server, client.id)
+        received = ScoredClient(client, variant, message) if message else as_it_stands
+    return {stage: received if asked else as_it_stands for stage, asked in receives.items()}
+
+
+def _newcomer(setup: Setup, client: Client, exchange: str) -> ScoredClient:
+    """A client that is held out, with what the server would send it in an exchange."""
+    trial = copy.copy(setup.server)
+    trial.state = dict(setup.server.state)
+    trial.log = {}
+    trial.exchange = exchange
+    trial.set_available(sorted([*setup.server.clients, client.id]))
+    message = setup.method.broadcast(trial, client.id)
+    return ScoredClient(client, setup.method.variant(trial, client.id), message or None)
 
 
 def kept_stages(stages: Sequence[str]) -> list[str]:
@@ -292,10 +273,6 @@ def _all_test_rows(clients: Sequence[Client]) -> LabeledSamples:
     if not sides:
         raise ConfigError("evaluation.missing_classes: expected test rows at some client, got none")
     return LabeledSamples(torch.cat([side.x for side in sides]), torch.cat([side.y for side in sides]))
-
-
-# a figure from a client's predictions and labels, (N,) each: classes, int64, or numbers, float64; NaN: not defined
-Measure = Callable[[Tensor, Tensor], float]
 
 
 def summarize(

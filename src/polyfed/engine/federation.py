@@ -1,4 +1,4 @@
-"""Clients, a server and a method: given by the user, checked, and run round by round."""
+"""Clients, a server and a method: `Federation` is what was given, completed and checked; `RunLoop` runs its rounds."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from typing import Any
 from torch import nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, contiguous
+from polyfed.core.message import contiguous
 from polyfed.core.method import Exchange, Method, server_follows_device
 from polyfed.core.model_factory import Builder, ModelFactory
 from polyfed.core.server import ClientInfo, Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.partition import check_integer
-from polyfed.data.samples import ClientData, LabeledSamples, checksum_of
+from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.engine.architectures import (
     build_model_factory,
     builders_by_name,
     first_by_architecture,
     name_architectures,
-    trained_counts,
 )
 from polyfed.engine.arguments import (
     check_settings,
@@ -41,35 +40,36 @@ from polyfed.engine.arguments import (
 from polyfed.engine.checkpoint import Checkpointer, check_made_of
 from polyfed.engine.compatibility import averaged, check_auxiliary_model, check_compatibility
 from polyfed.engine.device import parse_device
-from polyfed.engine.evaluation import Evaluator, Measure, figures_of, held_out_of, select_missing, validate_metrics
+from polyfed.engine.evaluation import Evaluator, figures_of, held_out_of, select_missing, validate_metrics
 from polyfed.engine.executors.choice import make_executor
 from polyfed.engine.executors.client_work import Executor, Serial, WorkerContext
 from polyfed.engine.executors.vectorized import VectorizedExecutor
 from polyfed.engine.executors.worker_pool import WorkerPool
-from polyfed.engine.model_export import ModelExport
+from polyfed.engine.model_export import clients_with_models, export, write_models
 from polyfed.engine.pace import Pace, processor_seconds, single_threaded
 from polyfed.engine.plugin import Setup, reads_uploads
 from polyfed.engine.remarks import class_remarks, unread_settings
-from polyfed.engine.round import RoundRunner, draw_cohort, server_stage
+from polyfed.engine.round import run_round, server_stage, start
 from polyfed.engine.round_state import Round
-from polyfed.engine.run import ClientModels, History, summarize_run
+from polyfed.engine.run import ClientModels, History
 from polyfed.engine.run import Run as Run
-from polyfed.engine.run_facts import facts_of, recorded_settings
+from polyfed.engine.run_facts import data_checksum, facts_of, made_of, recorded_settings, result_of
 from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.scoring import Measure
+from polyfed.engine.snapshot import restore, take_snapshot
 from polyfed.engine.task import Execution, Output, Task
-from polyfed.engine.transaction import Transaction
 from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError, RunInterrupted, described
 from polyfed.escaping import clients_text
 from polyfed.functional.device_copies import with_number
-from polyfed.loggers.base import as_logger, notify
+from polyfed.loggers.base import as_logger
 from polyfed.registry import LOGGERS, own_code
 from polyfed.results.main_score import main_score_of
 from polyfed.signals import raise_if_lost
 from polyfed.units import human_count
 
 
-class Federation:
+class Federation(Setup):
     """Clients, a server and a method.
 
     Args:
@@ -91,10 +91,7 @@ class Federation:
             or numbers, float64, in their own unit; NaN where it is not defined.
 
     Attributes:
-        stages: at which clients are scored, the main one first. shared_test: the samples all are tested on, if so.
-        held_out: clients that never train. history: the records of the rounds so far. setup: what plugins have seen.
-        store: of the clients' weights. facts: what loggers, results and tables know of the run. settings: what the
-        run folder records. transaction, evaluator, checkpointer, runner, exporter: see these classes.
+        evaluator: scores the clients. checkpointer: keeps the states. Others: see `Setup`.
 
     Raises:
         ConfigError: models or data do not fit the method or the settings, or a simulated device's memory; a device is
@@ -129,104 +126,48 @@ class Federation:
         self.seed = check_integer("seed", seed, 0)
         self.task = complete_task(task, self.clients)
         check_settings(self.task, self.training, self.evaluation, self.metrics, self.output, self.clients)
-        self.history: list[dict[str, Any]] = []
+        self.history = []
+        self.excluded, self.unscored = {}, set()
         self.stages = self.evaluation.stages(self.method.evaluation_stage)
-        self.shared_test = self.task.test if isinstance(self.task.test, LabeledSamples) else None
         self._number_clients()
-        self._given_data = [client.data for client in self.clients]  # plugins may put others in their places
+        self.given_data = [client.data for client in self.clients]
         self.held_out = held_out_of(self.evaluation, self.clients, self.seed)
         if self.evaluation.missing_classes:
-            select_missing(self.clients, self.shared_test)
+            select_missing(self.clients, self._shared_test)
         self.model_factory = self._make_networks(functions_of("builders", builders))
         check_compatibility(self.method, self.clients, self.model_factory, self.task.public)
         self.server = self._make_server()
-        self.setup = self._validate_plugins()
+        for plugin in self.plugins:
+            plugin.validate(self)
+        if not self.present(1):
+            raise ConfigError("expected a client in round 1, got none: all are left out or join later")
         self.folder = None if self.output.path is None else RunFolder(self.output.path)
         self.store = self._make_store()
         self.executor = self._make_executor()
-        self.facts = facts_of(self.setup, self.task, self.output, self.stages, self.executor.workers)
-        self.settings = self.output.settings or recorded_settings(
-            self.setup, self.facts, self.execution, self.output, self.metrics
-        )
-        self._code = own_code(self.settings, self.settings.get("run", {}).get("modules", ()))  # as files may change
-        self.transaction = Transaction(
-            server=self.server,
-            clients=self.clients,
-            plugins=self.plugins,
-            history=self.history,
-            present=self.present,
-            made_of=self.made_of,
-        )
-        self.evaluator = Evaluator(
-            method=self.method,
-            main_score=self.task.main_score,
-            clients=self.clients,
-            server=self.server,
-            model_factory=self.model_factory,
-            executor=self.executor,
-            evaluation=self.evaluation,
-            stages=self.stages,
-            metrics=self.metrics,
-            shared_test=self.shared_test,
-            excluded=self.setup.excluded,
-            unscored=self.setup.unscored,
-            held_out=self.held_out,
-        )
-        self.exporter = ModelExport(
-            method=self.method,
-            clients=self.clients,
-            server=self.server,
-            model_factory=self.model_factory,
-            task=self.task,
-            settings=self.settings,
-            facts=self.facts,
-            by_name=self._by_name,
-            evaluator=self.evaluator,
-        )
-        self.checkpointer = Checkpointer(
-            method=self.method,
-            transaction=self.transaction,
-            history=self.history,
-            folder=self.folder,
-            store=self.store,
-            clients=len(self.clients),
-            evaluation=self.evaluation,
-            keep=self.output.keep,
-            settings=self.settings,
-            summarize=self.summarize,
-        )
-        self.runner = RoundRunner(
-            method=self.method,
-            server=self.server,
-            clients=self.clients,
-            training=self.training,
-            seed=self.seed,
-            plugins=self.plugins,
-            executor=self.executor,
-            transaction=self.transaction,
-            evaluator=self.evaluator,
-            aggregate=self._aggregate,
-            progress=lambda total, done: self.tell("client_done", done, total),
-        )
+        self.facts = facts_of(self)
+        self.settings = self.output.settings or recorded_settings(self)
+        self.code = own_code(self.settings, self.settings.get("run", {}).get("modules", ()))  # now: files may change
+        self.evaluator = Evaluator(self)
+        self.checkpointer = Checkpointer(self)
+
+    @property
+    def _shared_test(self) -> LabeledSamples | None:
+        """The samples that all clients are tested on, if so."""
+        return self.task.test if isinstance(self.task.test, LabeledSamples) else None
 
     def _number_clients(self) -> None:
         """Tell every client its number and what all of them share."""
         for number, client in enumerate(self.clients):
-            if self.shared_test is not None:
-                client.data = ClientData(client.data.train, client.data.validation, self.shared_test)
+            if self._shared_test is not None:
+                client.data = ClientData(client.data.train, client.data.validation, self._shared_test)
             self.task.assign(client, number, self.seed, self.training, self.plugins)
 
     def _make_networks(self, builders: dict[str, Builder]) -> ModelFactory:
-        self._by_name = builders_by_name(self.clients, builders, self.classes, self.task.vocabulary)
-        named = name_architectures(self.clients, {**builders, **self._by_name})
+        self.by_name = builders_by_name(self.clients, builders, self.classes, self.task.vocabulary)
+        named = name_architectures(self.clients, {**builders, **self.by_name})
         check_auxiliary_model(self.method, [*named, *builders])
-        return build_model_factory(
-            self.method,
-            named,
-            self.seed,
-            parse_device(str(self.execution.device)),
-            others=builders,
-        )
+        device = parse_device(str(self.execution.device))
+        return build_model_factory(self.method, named, self.seed, device, others=builders)
 
     def _make_server(self) -> Server:
         return Server(
@@ -241,26 +182,6 @@ class Federation:
             prepare=self.clients[0].prepare,
             example=self.clients[0].data.train.x[:0],
         )
-
-    def _validate_plugins(self) -> Setup:
-        setup = Setup(
-            method=self.method,
-            clients=self.clients,
-            server=self.server,
-            model_factory=self.model_factory,
-            training=self.training,
-            evaluation=self.evaluation,
-            seed=self.seed,
-            plugins=self.plugins,
-            present=self.present,
-            cohort=self.cohort,
-            held_out=self.held_out,
-        )
-        for plugin in self.plugins:
-            plugin.validate(setup)
-        if not self.present(1):
-            raise ConfigError("expected a client in round 1, got none: all are left out or join later")
-        return setup
 
     def _make_store(self) -> WeightStore:
         beside = None if self.folder is None else self.folder.path
@@ -322,35 +243,10 @@ class Federation:
                 return plugin
         raise ConfigError(f"expected one of the plugins {', '.join(p.name for p in self.plugins)}, got '{name}'")
 
-    def present(self, number: int) -> list[int]:
-        """Who is in the federation in round `number`, asked or not."""
-        absent = {client for plugin in self.plugins for client in plugin.absent(number)}
-        return [client.id for client in self.clients if client.id not in absent | self.held_out]
-
-    def cohort(self, number: int) -> list[int]:
-        """Who is to take part in a round, as far as nobody drops out."""
-        present = self.present(number)
-        everybody = any(exchange.who == "all" for exchange in self.method.exchanges(number))
-        return present if everybody else draw_cohort(self.training, self.seed, number, present)
-
-    def made_of(self) -> dict[str, Any]:
-        """Checksums of what the run is made of beside its settings, as its result has them."""
-        data = self.data_checksum
-        return ({} if data is None else {"data": data}) | ({"code": self._code} if self._code else {})
-
     @property
     def data_checksum(self) -> str | None:
         """Of all rows as they were given and of their names; None where they are elsewhere."""
-        rows = [part for data in self._given_data for part in (data.train, data.validation, data.test)]
-        task = self.task
-        names = {
-            "classes": self.class_names,
-            "of_clients": [client.class_names for client in self.clients],
-            "features": list(task.feature_names),
-            "categories": task.columns.categories,
-            "words": [] if task.vocabulary is None else task.vocabulary.words,
-        }
-        return checksum_of(rows if task.public is None else [*rows, task.public.samples], names)
+        return data_checksum(self)
 
     def run(self, resume: bool = False, overwrite: bool = False, progress: bool = False) -> Run:
         """Run all rounds.
@@ -385,7 +281,7 @@ class Federation:
         self.folder.validate(self.settings, resume, overwrite, self.method.planned)
         _ = self.checkpointer.forgotten  # the method can take them out
         if resume:
-            check_made_of(self.folder, self.data_checksum, self._code)
+            check_made_of(self.folder, self.data_checksum, self.code)
         result = self.folder.finished(self.settings) if resume else None
         if result is not None:
             return self._read(result)
@@ -394,7 +290,7 @@ class Federation:
 
     def _finished(self, result: Mapping[str, Any]) -> Run:
         path = None if self.folder is None else self.folder.path
-        numbers = [client.id for client in self.exporter.present()]
+        numbers = [client.id for client in clients_with_models(self)]
         models = ClientModels(self.export, numbers)
         personal = ClientModels(functools.partial(self.export, stage="personal"), numbers)
         return Run(result, History(self.history), models, path, personal)
@@ -427,68 +323,19 @@ class Federation:
         """Who is held out, and what is odd about classes and inputs."""
         who = clients_text(self.held_out, [client.name for client in self.clients])
         held_out = [f"held out of training: clients {who}"] if self.held_out else []
-        return [*held_out, *self.class_remarks()]
+        return [*held_out, *class_remarks(self)]
 
     def unread_settings(self) -> list[str]:
         """A line for every setting that was given and that the method does not read."""
-        return unread_settings(self.setup, self.task)
-
-    def class_remarks(self) -> list[str]:
-        """What is odd about the clients' classes and inputs; see `polyfed.engine.remarks`."""
-        return class_remarks(self.setup, self.task)
-
-    # what a run does with it ------------------------------------------------------------------------------------------
-
-    def tell(self, event: str, *what: Any) -> None:
-        """Call a method of all loggers that have it."""
-        notify(self.loggers, event, *what)
-
-    def _aggregate(self, round: Round, uploads: Mapping[int, Message]) -> None:
-        for plugin in self.plugins:
-            uploads = plugin.before_aggregate(round, uploads)
-        self.method.aggregate(self.server, uploads)
+        return unread_settings(self)
 
     def export(self, client_id: int, stage: str = "") -> nn.Module:
-        """A copy of the client's network as it is scored; see `ModelExport.export`."""
-        return self.exporter.export(client_id, stage)
+        """A copy of the client's network as it is scored; see `polyfed.engine.model_export.export`."""
+        return export(self, client_id, stage)
 
     def write_models(self, folder: RunFolder) -> None:
         """Write the models of everybody present."""
-        self.exporter.write(folder)
-
-    def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The result of a run with these records."""
-        members = []
-        for client, seen in zip(self.clients, self._seen(), strict=True):
-            member = {"id": client.id, "architecture": client.architecture, "samples": client.n}
-            member |= {"test_samples": len(client.data.test), **seen}
-            member |= {"held_out": True} if client.id in self.held_out else {}
-            for plugin in self.plugins:
-                member |= plugin.about_client(client.id)
-            members.append(member)
-        return summarize_run(records, self.facts, members, self.model_factory.device)
-
-    def _seen(self) -> list[dict[str, Any]]:
-        """Of each client what only its network and its data tell."""
-        parameters = trained_counts(self.model_factory, self.clients)
-        found: list[dict[str, Any]] = []
-        for client in self.clients:
-            found.append({"parameters": parameters[client.architecture], "labels": client.data.train.counts()})
-            if client.class_names:
-                found[-1]["class_names"] = list(client.class_names)
-        return found
-
-    def write_result(self) -> dict[str, Any]:
-        """The run's result, and what its folder then holds."""
-        result = self.summarize(self.history)
-        wanted = self.checkpointer.show_wanted_round()
-        keeps_weights = self.output.keep != "nothing"
-        result |= {"made_of": self.made_of(), "models_of_round": wanted}
-        if self.folder is not None:
-            if keeps_weights:
-                self.write_models(self.folder)
-            self.folder.write_result(result, keeps_weights)
-        return result
+        write_models(self, folder)
 
 
 class RunLoop:
@@ -498,6 +345,7 @@ class RunLoop:
         self._federation = federation
         self._remarks = federation.remarks()
         self._pace = Pace()
+        self._is_within_round = False
         self._told = 0.0  # when the last round was, by the clock of `time.perf_counter`
 
     def run(self) -> dict[str, Any]:
@@ -512,7 +360,7 @@ class RunLoop:
             try:
                 self._run_rounds()
                 self._run_final()
-                result = federation.write_result()
+                result = self._write_result()
                 federation.server.state = contiguous(federation.server.state)
             except KeyboardInterrupt:
                 kept = self._keep()  # before others are told, which may take a tracker a while
@@ -527,9 +375,10 @@ class RunLoop:
     def _begin(self) -> None:
         """Be where the last checkpoint is, or at the start; tell who watches."""
         federation = self._federation
-        done = federation.checkpointer.restore(self._begin_excluded)
+        done = federation.checkpointer.restore()
         if done == 0:
-            federation.runner.start(federation.present(1))
+            self._begin_excluded()
+            start(federation, federation.present(1))
         folder = federation.folder
         info = {**federation.facts, "start_round": done + 1, "out": None if folder is None else str(folder.path)}
         for way in ("bytes_up", "bytes_down"):
@@ -542,7 +391,7 @@ class RunLoop:
     def _begin_excluded(self) -> None:
         """Who takes no part keeps the network that it begins with, and is scored with it."""
         federation = self._federation
-        for number, variant in federation.setup.excluded.items():
+        for number, variant in federation.excluded.items():
             client = federation.clients[number]
             begun = federation.model_factory.initial_state(client.architecture, variant, number, client.given)
             client.weights = federation.store.allocate(client.architecture, variant).write(begun)
@@ -555,7 +404,7 @@ class RunLoop:
             number = len(self._federation.history) + 1
             self._round_or_undo(number)
             if number % every == 0 or self._is_over() or checkpointer.best_round(number) == number:
-                checkpointer.save(len(self._federation.history))
+                checkpointer.save()
 
     def _run_final(self) -> None:
         federation = self._federation
@@ -570,21 +419,23 @@ class RunLoop:
             return
         federation.checkpointer.show_wanted_round()
         self._round_or_undo(done + 1, final)
-        federation.checkpointer.save(len(federation.history))
+        federation.checkpointer.save()
 
     def _round_or_undo(self, number: int, final: Sequence[Exchange] = ()) -> None:
         """A whole round or nothing: what is interrupted or fails leaves the federation as it was before."""
         federation = self._federation
-        federation.transaction.begin(number)
+        before = take_snapshot(federation)
+        self._is_within_round = True
         try:
             record = self._timed_round(number, final)
             if federation.folder is not None:
                 federation.folder.append(record)
             federation.history.append(record)
-            federation.transaction.end()
+            self._is_within_round = False
         except BaseException:
-            if federation.transaction.is_open:
-                federation.transaction.undo()
+            if self._is_within_round:
+                restore(federation, before)
+                self._is_within_round = False
             raise
         now = time.perf_counter()
         self._pace.add(now - self._told, record["evaluated"])
@@ -608,7 +459,7 @@ class RunLoop:
             present=federation.present(number),
             evaluated=bool(final) or is_last or number % federation.evaluation.every_n_rounds == 0,
         )
-        record = federation.runner.run(round, final or federation.method.exchanges(number))
+        record = run_round(federation, round, final or federation.method.exchanges(number), federation.evaluator)
         record["seconds"] = time.perf_counter() - began
         record["processor_seconds"] = processor_seconds() - used
         return record
@@ -623,15 +474,27 @@ class RunLoop:
         if text and not has_spoken:
             self._federation.tell("message", f"round {newest['round']}: {text}")
 
+    def _write_result(self) -> dict[str, Any]:
+        """The run's result, and what its folder then holds."""
+        federation = self._federation
+        result = result_of(federation, federation.history)
+        result |= {"made_of": made_of(federation), "models_of_round": federation.checkpointer.show_wanted_round()}
+        if federation.folder is not None:
+            keeps_weights = federation.output.keep != "nothing"
+            if keeps_weights:
+                federation.write_models(federation.folder)
+            federation.folder.write_result(result, keeps_weights)
+        return result
+
     def _keep(self) -> str:
         """Keep the whole rounds of an interrupted run; says so."""
         federation = self._federation
         done = human_count(len(federation.history), "whole round")
         if federation.folder is None:
             return f"interrupted; {done} done, of which nothing is kept without a run folder"
-        if federation.history and not federation.transaction.is_open:  # a second Ctrl-C may have stopped the undoing
+        if federation.history and not self._is_within_round:  # a second Ctrl-C may have stopped the undoing
             federation.tell("message", f"interrupted; writing a checkpoint of {done}")
-            federation.checkpointer.save(len(federation.history))
+            federation.checkpointer.save()
         return f"interrupted; {done} kept in {federation.folder.path}"
 
     def _is_over(self) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,90 +13,75 @@ from polyfed.core.message import Message, clone, freeze
 from polyfed.core.method import Method
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.modules import copy_network, export_state
-from polyfed.core.server import Server
 from polyfed.data.samples import TableColumns, own_means
 from polyfed.data.transforms import Prepare
-from polyfed.engine.evaluation import Evaluator, ScoredClient, kept_stages
+from polyfed.engine.evaluation import ScoredClient, kept_stages, scored_views
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.engine.personal_predictor import PersonalPredictor
+from polyfed.engine.plugin import Setup
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.scoring import uses_default_predict
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 
 
-@dataclass
-class ModelExport:
-    """Hands out the networks of a federation's clients, at each stage as they are scored.
+def export(setup: Setup, client_id: int, stage: str = "") -> nn.Module:
+    """A copy of the client's network at a stage, "received" or "personal", on the CPU; "": at the main one.
 
-    Attributes:
-        clients: by number. task: its class names have been filled in. settings: of the run folder's recipe.
-        facts: of the method, "method" and "hyperparameters". by_name: architectures that a recipe can name.
+    It is the client's network; a `PersonalPredictor` where the method predicts by more than the network's output.
+
+    Raises:
+        ConfigError: there is no such client, or it has not joined yet.
     """
+    numbers = [client.id for client in clients_with_models(setup)]
+    if client_id not in numbers:
+        raise ConfigError(f"expected a client that is present ({', '.join(map(str, numbers))}), got {client_id}")
+    stage = stage or kept_stages(setup.stages)[0]
+    view = scored_views(setup, setup.clients[client_id], [stage])[stage]
+    worker = at_work(view, setup.method, setup.model_factory, setup.server.round)
+    network = copy_network(setup.method.personal_model(worker.model))
+    if not uses_default_predict(setup.method):
+        network = PersonalPredictor(setup.method, network, clone(worker.state))
+    return network.cpu().eval()
 
-    method: Method
-    clients: Sequence[Client]
-    server: Server
-    model_factory: ModelFactory
-    evaluator: Evaluator
-    task: Task
-    settings: Mapping[str, Any]
-    facts: Mapping[str, Any]
-    by_name: Mapping[str, object]
 
-    def export(self, client_id: int, stage: str = "") -> nn.Module:
-        """A copy of the client's network at a stage, "received" or "personal", on the CPU; "": at the main one.
+def write_models(setup: Setup, folder: RunFolder) -> None:
+    """Write the models of everybody present into the run folder."""
+    vocabulary = setup.task.vocabulary
+    with folder.models() as write:
+        words = None if vocabulary is None else folder.write_vocabulary(vocabulary.words)
+        for client in clients_with_models(setup):
+            views = scored_views(setup, client, kept_stages(setup.stages))
+            made = {
+                id(view): parts_of(at_work(view, setup.method, setup.model_factory, setup.server.round), setup.method)
+                for view in views.values()
+            }
+            kept = {stage: made[id(view)] for stage, view in views.items()}
+            write(client.id, kept, entry_of(setup, client, words))
 
-        It is the client's network; a `PersonalPredictor` where the method predicts by more than the network's output.
 
-        Raises:
-            ConfigError: there is no such client, or it has not joined yet.
-        """
-        numbers = [client.id for client in self.present()]
-        if client_id not in numbers:
-            raise ConfigError(f"expected a client that is present ({', '.join(map(str, numbers))}), got {client_id}")
-        main = kept_stages(self.evaluator.stages)[0]
-        view = self.evaluator.views(self.clients[client_id], [stage or main])[stage or main]
-        worker = at_work(view, self.method, self.model_factory, self.server.round)
-        network = copy_network(self.method.personal_model(worker.model))
-        if not uses_default_predict(self.method):
-            network = PersonalPredictor(self.method, network, clone(worker.state))
-        return network.cpu().eval()
+def clients_with_models(setup: Setup) -> list[Client]:
+    """Who is scored or could be: the clients in the federation now, and those that take no part or are held out."""
+    there = setup.server.clients.keys() | setup.excluded.keys() | setup.held_out
+    return [client for client in setup.clients if client.id in there]
 
-    def write(self, folder: RunFolder) -> None:
-        """Write the models of everybody present into the run folder."""
-        vocabulary = self.task.vocabulary
-        with folder.models() as write:
-            words = None if vocabulary is None else folder.write_vocabulary(vocabulary.words)
-            for client in self.present():
-                views = self.evaluator.views(client, kept_stages(self.evaluator.stages))
-                made = {
-                    id(view): parts_of(at_work(view, self.method, self.model_factory, self.server.round), self.method)
-                    for view in views.values()
-                }
-                write(client.id, {stage: made[id(view)] for stage, view in views.items()}, self.about(client, words))
 
-    def present(self) -> list[Client]:
-        """Who is scored or could be: the clients in the federation now, and those that take no part or are held out."""
-        there = self.server.clients.keys() | self.evaluator.excluded.keys() | {*self.evaluator.held_out}
-        return [client for client in self.clients if client.id in there]
-
-    def about(self, client: Client, words: str | None) -> dict[str, Any]:
-        """See `model_entry`."""
-        chosen = self.model_factory.chosen
-        entry = model_entry(
-            client,
-            self.method,
-            self.task,
-            self.settings,
-            self.facts["method"],
-            named=self.settings.get("models") is not None or client.architecture in self.by_name,
-            auxiliary=None if chosen is None else chosen.network,
-            variant=self.evaluator.views(client, ["personal"])["personal"].variant,
-            round=self.server.round,
-            words=words,
-        )
-        return {**entry, "stage": self.evaluator.stages[0]}
+def entry_of(setup: Setup, client: Client, words: str | None) -> dict[str, Any]:
+    """See `model_entry`."""
+    chosen = setup.model_factory.chosen
+    entry = model_entry(
+        client,
+        setup.method,
+        setup.task,
+        setup.settings,
+        setup.facts["method"],
+        named=setup.settings.get("models") is not None or client.architecture in setup.by_name,
+        auxiliary=None if chosen is None else chosen.network,
+        variant=scored_views(setup, client, ["personal"])["personal"].variant,
+        round=setup.server.round,
+        words=words,
+    )
+    return {**entry, "stage": setup.stages[0]}
 
 
 def at_work(view: ScoredClient, method: Method, model_factory: ModelFactory, round: int) -> Client:

@@ -12,56 +12,94 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, first_nonfinite, freeze
 from polyfed.core.method import Method
-from polyfed.core.model_factory import ModelFactory
+from polyfed.core.model_factory import Builder, ModelFactory
 from polyfed.core.server import Server
-from polyfed.core.settings import Evaluation, Settings, Training
+from polyfed.core.settings import Evaluation, Settings, Stage, Training
+from polyfed.data.samples import ClientData
+from polyfed.engine.executors.client_work import Executor
 from polyfed.core.upload_forms import UploadContext
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.method_wrappers import preview
-from polyfed.engine.round_state import Round
+from polyfed.engine.round_state import Round, draw_cohort
+from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.scoring import Measure
+from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.uploads import Rejected as Rejected
-from polyfed.engine.uploads import find_mismatch
+from polyfed.engine.weight_store import WeightStore
 from polyfed.engine.work_in_flight import WorkInFlight
+from polyfed.loggers.base import notify
+from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import ConfigError, RunError, described, first_line
 from polyfed.registry import PLUGINS
 
 _LONGEST = 300  # characters of an error that an upload has caused
 
 
-@dataclass
 class Setup:
-    """A federation as plugins see it before round 1.
+    """A federation as its plugins see it, and all parts of a run: what was given, completed and checked.
 
     Attributes:
-        method, clients, server, architectures, training, evaluation, seed: those of the federation.
+        method, clients, server, model_factory, training, evaluation, seed, task, metrics, execution, output, loggers:
+            those of the federation; clients by number.
         plugins: all of them, in order.
-        present: number of a round -> who is in the federation then, asked or not, in order of number.
-        cohort: number of a round -> who is to take part in it, as far as nobody drops out.
+        stages: at which clients are scored, the main one first.
+        held_out: clients that never train, and are scored as newcomers.
         excluded: clients that take no part at all -> the variant of their network. Plugins add to it.
         unscored: clients that are not scored. Plugins add to it.
-        held_out: clients that never train, and are scored as newcomers.
+        by_name: architectures of clients that a recipe can name.
+        history: the records of the rounds so far. given_data: of the clients, which plugins may give others.
+
+        Not yet there when plugins see it:
+        folder: of the run; None writes nothing. store: of the clients' weights. executor: carries out their jobs.
+        facts: what loggers, results and tables know of the run. settings: what the run folder records.
+        code: checksums of the user's modules.
     """
 
+    clients_are_elsewhere: ClassVar[bool] = False  # their networks and rows here are placeholders
+
     method: Method
-    clients: Sequence[Client]
+    clients: list[Client]
     server: Server
     model_factory: ModelFactory
     training: Training
     evaluation: Evaluation
     seed: int
-    plugins: Sequence[Plugin]
-    present: Callable[[int], list[int]]
-    cohort: Callable[[int], list[int]]
-    excluded: dict[int, str] = field(default_factory=dict)
-    unscored: set[int] = field(default_factory=set)
-    held_out: frozenset[int] = frozenset()
+    task: Task
+    metrics: Mapping[str, Measure]
+    execution: Execution
+    output: Output
+    loggers: list[Any]
+    plugins: list[Plugin]
+    stages: Sequence[Stage]
+    held_out: frozenset[int]
+    excluded: dict[int, str]
+    unscored: set[int]
+    by_name: Mapping[str, Builder]
+    history: list[dict[str, Any]]
+    given_data: Sequence[ClientData]
+    folder: RunFolder | None
+    store: WeightStore
+    executor: Executor
+    facts: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    code: Mapping[str, str]
+
+    def present(self, number: int) -> list[int]:
+        """Who is in the federation in round `number`, asked or not, in order of number."""
+        absent = {client for plugin in self.plugins for client in plugin.absent(number)}
+        return [client.id for client in self.clients if client.id not in absent | self.held_out]
+
+    def cohort(self, number: int) -> list[int]:
+        """Who is to take part in a round, as far as nobody drops out."""
+        present = self.present(number)
+        everybody = any(exchange.who == "all" for exchange in self.method.exchanges(number))
+        return present if everybody else draw_cohort(self.training, self.seed, number, present)
 
     @functools.cached_property
     def preview(self) -> Server:
@@ -71,6 +109,10 @@ class Setup:
     def first_of_each_architecture(self) -> dict[str, Client]:
         """Architecture -> its first client."""
         return {client.architecture: client for client in reversed(self.clients)}
+
+    def tell(self, event: str, *what: Any) -> None:
+        """Call a method of all loggers that have it."""
+        notify(self.loggers, event, *what)
 
 
 class Plugin:

@@ -13,7 +13,6 @@ from polyfed.core.client import Client
 from polyfed.core.settings import Settings
 from polyfed.data.classes import remarks as odd_classes
 from polyfed.engine.plugin import Setup
-from polyfed.engine.task import Task
 from polyfed.engine.uploads import has_upload
 from polyfed.validation.error_lines import shown
 
@@ -28,13 +27,15 @@ _OF_UPLOADS = {
 }
 
 
-def class_remarks(setup: Setup, task: Task) -> list[str]:
+def class_remarks(setup: Setup) -> list[str]:
     """What is odd about the clients' classes (`polyfed.data.classes`), and about the size of inputs."""
+    if setup.clients_are_elsewhere:
+        return []
     clients = setup.clients
     trained = {label for client in clients for label in client.data.train.y.unique().tolist()}
     sides = {id(client.data.test): client.data.test for client in clients}  # a shared one is looked at once
     tested = {label for side in sides.values() for label in side.y.unique().tolist()}
-    lines = odd_classes(list(task.class_names or ()), trained, tested)
+    lines = odd_classes(list(setup.task.class_names or ()), trained, tested)
     return [*lines, *_large_inputs(clients)]
 
 
@@ -55,7 +56,7 @@ def _large_inputs(clients: Sequence[Client]) -> list[str]:
     ]
 
 
-def unread_settings(setup: Setup, task: Task) -> list[str]:
+def unread_settings(setup: Setup) -> list[str]:
     """A line for every setting that was given and that the method does not read."""
     lines = [
         f"{section}.{key} = {shown(getattr(settings, key))} does nothing with method '{setup.method.name}', {why}"
@@ -63,7 +64,7 @@ def unread_settings(setup: Setup, task: Task) -> list[str]:
         for key in keys
         if getattr(settings, key) != type(settings).model_fields[key].default
     ]
-    public = task.public
+    public = setup.task.public
     if public is not None and public.origin == "other" and not setup.method.requirements.public:
         name = setup.method.name
         lines.append(f"data.public_dataset does nothing with method '{name}', which uses no public data")

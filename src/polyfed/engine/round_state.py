@@ -6,13 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from polyfed.core.method import Exchange, Method
+from polyfed.core.randomness import generator
 from polyfed.core.server import Server
+from polyfed.core.settings import Training
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.scoring import Score
 from polyfed.engine.uploads import sent_nbytes
 
 Records = Sequence[Mapping[str, Any]]
+
+
+def draw_cohort(training: Training, seed: int, number: int, present: Sequence[int]) -> list[int]:
+    """The clients of a round, drawn from those present without replacement, in order of number."""
+    order = torch.randperm(len(present), generator=generator(seed, "selection", number))
+    return sorted(present[place] for place in order[: training.cohort_size(len(present))].tolist())
 
 
 @dataclass
@@ -27,6 +37,7 @@ class Round:
         unreachable: drop out before anything reaches them. silenced: nothing that they send leaves them.
         late: what they send arrives too late to count. busy: still at work for an earlier exchange of this round.
         failed: whose work was lost, not by their own fault. asked: by any exchange so far.
+        changed: have taken over results of this round.
         evaluated: whether clients are scored at its end. counts_operations: whether jobs tell how many they take.
         exchange: the present one. totals: what the round adds up to. notes: of plugins, by name.
     """
@@ -45,6 +56,7 @@ class Round:
     busy: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
     counts_operations: bool = False
     exchange: Exchange = field(default_factory=lambda: Exchange("train"))
     totals: RoundTotals = field(default_factory=lambda: RoundTotals())

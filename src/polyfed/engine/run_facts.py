@@ -1,4 +1,4 @@
-"""What is written of a run beside its numbers: the facts of its result, and settings where there is no recipe."""
+"""What is written of a run: the facts of its result, checksums, and settings where there is no recipe."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.core.client import Client
-from polyfed.core.settings import Stage
+from polyfed.data.samples import checksum_of
+from polyfed.engine.architectures import trained_counts
 from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.plugin import Setup
-from polyfed.engine.run import is_best_wanted
-from polyfed.engine.task import Execution, Output, Task
+from polyfed.engine.run import is_best_wanted, summarize_run
 from polyfed.places import without_places
 from polyfed.registry import is_own
 from polyfed.results.main_score import ACCURACY
 from polyfed.results.schema import RunResult, in_order
 
 
-def facts_of(setup: Setup, task: Task, output: Output, stages: Sequence[Stage], workers: int) -> dict[str, Any]:
+def facts_of(setup: Setup) -> dict[str, Any]:
     """What loggers, the result and tables know of a run."""
+    task, output = setup.task, setup.output
     evaluation: dict[str, Any] = {
-        "stage": stages[0],
+        "stage": setup.stages[0],
         "weighting": setup.evaluation.weighting,
         "test": "client" if task.test is None else "global",
         "every_n_rounds": setup.evaluation.every_n_rounds,
-        "stages": stages,
+        "stages": setup.stages,
         "patience": setup.evaluation.patience,
         "min_delta": setup.evaluation.min_delta,
         "round": "best" if is_best_wanted(output.keep, setup.evaluation.patience) else "last",
@@ -46,7 +47,7 @@ def facts_of(setup: Setup, task: Task, output: Output, stages: Sequence[Stage], 
         **_client_names(setup.clients),
         "rounds": setup.training.rounds,
         "seed": setup.seed,
-        "workers": workers,
+        "workers": setup.executor.workers,
         "evaluation": evaluation,
     }
     if task.main_score is not ACCURACY:
@@ -62,10 +63,9 @@ def _client_names(clients: Sequence[Client]) -> dict[str, list[str]]:
     return {"client_names": names} if any(names) else {}
 
 
-def recorded_settings(
-    setup: Setup, facts: Mapping[str, Any], execution: Execution, output: Output, metrics: Mapping[str, Any]
-) -> dict[str, Any]:
+def recorded_settings(setup: Setup) -> dict[str, Any]:
     """What a run folder records of a federation that was made in Python."""
+    facts, execution = setup.facts, setup.execution
     hyperparameters = {k: v for k, v in facts["hyperparameters"].items() if v is not None}
     if setup.method.is_alone:
         hyperparameters["alone"] = True
@@ -77,8 +77,8 @@ def recorded_settings(
     size = clients_per_batch(execution.executor, str(execution.device), execution.workers)
     if size > 1:
         run |= {"executor": "vectorized", "workers": size}
-    if output.keep != "last":
-        run["keep"] = output.keep
+    if setup.output.keep != "last":
+        run["keep"] = setup.output.keep
     return {
         "method": {"name": facts["method"], **hyperparameters},
         "training": setup.training.effective(),
@@ -89,6 +89,45 @@ def recorded_settings(
             "dataset": facts["dataset"],
             "architectures": [client.architecture for client in setup.clients],
             "samples": [client.n for client in setup.clients],
-            **({"metrics": list(metrics)} if metrics else {}),
+            **({"metrics": list(setup.metrics)} if setup.metrics else {}),
         },
     }
+
+
+def made_of(setup: Setup) -> dict[str, Any]:
+    """Checksums of what a run is made of beside its settings, as its result has them."""
+    data = data_checksum(setup)
+    return ({} if data is None else {"data": data}) | ({"code": setup.code} if setup.code else {})
+
+
+def data_checksum(setup: Setup) -> str | None:
+    """Of all rows as they were given and of their names; None where they are elsewhere."""
+    if setup.clients_are_elsewhere:
+        return None
+    rows = [part for data in setup.given_data for part in (data.train, data.validation, data.test)]
+    task = setup.task
+    names = {
+        "classes": list(task.class_names or ()),
+        "of_clients": [client.class_names for client in setup.clients],
+        "features": list(task.feature_names),
+        "categories": task.columns.categories,
+        "words": [] if task.vocabulary is None else task.vocabulary.words,
+    }
+    return checksum_of(rows if task.public is None else [*rows, task.public.samples], names)
+
+
+def result_of(setup: Setup, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The result of a run with these records."""
+    members = []
+    parameters = {} if setup.clients_are_elsewhere else trained_counts(setup.model_factory, setup.clients)
+    for client in setup.clients:
+        member = {"id": client.id, "architecture": client.architecture, "samples": client.n}
+        member["test_samples"] = len(client.data.test)
+        if not setup.clients_are_elsewhere:
+            member |= {"parameters": parameters[client.architecture], "labels": client.data.train.counts()}
+            member |= {"class_names": list(client.class_names)} if client.class_names else {}
+        member |= {"held_out": True} if client.id in setup.held_out else {}
+        for plugin in setup.plugins:
+            member |= plugin.about_client(client.id)
+        members.append(member)
+    return summarize_run(records, setup.facts, members, setup.model_factory.device)

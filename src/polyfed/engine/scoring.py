@@ -30,6 +30,8 @@ from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 LEAST = 4  # rows per forward pass: products of fewer rows have other last bits than those of many
 COUNTS = "confusion"  # asked for as a figure: the counts of all pairs of classes are kept
 ROWS = "rows"  # likewise: what is predicted for every row, and its label; of nodes never
+# a figure from a client's predictions and labels, (N,) each: classes, int64, or numbers, float64; NaN: not defined
+Measure = Callable[[Tensor, Tensor], float]
 FROM_COUNTS: Mapping[str, Callable[[metrics.ClassCounts], Tensor]] = {
     ACCURACY.name: metrics.accuracy,
     "balanced_accuracy": metrics.balanced_accuracy,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.config.recipe import Recipe
-from polyfed.engine.checkpoint import check_made_of, made_of
+from polyfed.engine.checkpoint import began_with, check_made_of
 from polyfed.engine.run_folder import FolderInUse, RunFolder, lock_folder
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted
 from polyfed.experiments.build import build_federation
@@ -96,7 +96,7 @@ def _check_made_of(members: Sequence[PlannedRun], is_needed: bool, data: DataCac
         recipe = member.recipe
         place = RunFolder(member.folder)
         of_data = (recipe.data, recipe.beside, recipe.run.seed, recipe.run.control)
-        if made_of(place).data is not None and of_data != asked:
+        if began_with(place).data is not None and of_data != asked:
             try:
                 now = data_checksum(recipe, data)
                 names = data.federated(recipe).names

@@ -6,6 +6,7 @@ the later ones; and the final round, where there is one. One client of each netw
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -36,6 +37,7 @@ from polyfed.engine.local_training import phase_data, train
 from polyfed.engine.operation_counter import AllocationTracker, flops
 from polyfed.engine.pace import single_threaded
 from polyfed.engine.plugin import Plugin
+from polyfed.engine.round import play, start
 from polyfed.engine.round_state import Round
 from polyfed.engine.scoring import Part, evaluate_model
 from polyfed.experiments.cost_estimate import ArchitectureCheck
@@ -88,7 +90,7 @@ class TrialRounds:
         method = federation.method
         server = federation.server
         with single_threaded():
-            federation.runner.start(server.all_client_ids)
+            start(federation, server.all_client_ids)
         later = range(2, federation.training.rounds + 1)  # the first of them in which somebody trains
         self._later = next((n for n in later if any(exchange.trains for exchange in method.exchanges(n))), 2)
         server.round = self._later
@@ -99,12 +101,10 @@ class TrialRounds:
         self._measured_ids = [client.id for client in self._measured]
         context = WorkerContext(method, federation.model_factory, federation.clients, federation.store, ())
         self.executor = MeasuringExecutor(context)
-        self._runner = dataclasses.replace(
-            federation.runner,
-            executor=self.executor,
-            plugins=[*federation.plugins, _NobodyMissing()],
-            progress=lambda jobs, done: None,
-        )
+        self._trial = copy.copy(federation)
+        self._trial.executor = self.executor
+        self._trial.plugins = [*federation.plugins, _NobodyMissing()]
+        self._trial.loggers = []
         self.server_seconds = 0.0
 
     def play(self) -> list[ArchitectureCheck]:
@@ -137,7 +137,7 @@ class TrialRounds:
         )
         began = time.perf_counter()
         worked = self.executor.seconds
-        self._runner.play(round, exchanges)
+        play(self._trial, round, exchanges)
         cohort = federation.training.cohort_size(len(federation.clients))
         seconds = (time.perf_counter() - began) - (self.executor.seconds - worked)
         scale = max(1.0, cohort / len(self._measured))  # the server hears fewer than in a run

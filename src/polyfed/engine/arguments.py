@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from polyfed.core.client import Client, PublicData
 from polyfed.core.method import Method
-from polyfed.core.settings import Evaluation, Settings, Training
+from polyfed.core.settings import Evaluation, Training
 from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, LabeledSamples, classes_up_to, samples_of
 from polyfed.engine.plugin import Plugin
@@ -20,20 +20,31 @@ from polyfed.errors import ConfigError, described
 from polyfed.escaping import client_text
 from polyfed.places import check_values
 from polyfed.registry import METHODS, PLUGINS
-from polyfed.results.main_score import ACCURACY, RMSE
 
 _Kind = TypeVar("_Kind")
-_Settings = TypeVar("_Settings", bound=Settings)
+_WRITE: Mapping[type, str] = {  # what to write where one of these is expected
+    Client: "polyfed.Client(model, train=(x, y), test=(x, y))",
+    Method: "one such as polyfed.methods.FedAvg()",
+    Training: "Training(rounds=..., ...)",
+    Evaluation: "Evaluation(stage=..., ...)",
+    Execution: "its name or polyfed.Execution(...)",
+    Task: "polyfed.Task(classes=..., ...)",
+    PublicData: "polyfed.PublicData((x, y))",
+    dict: "a dictionary of functions by name",
+}
+_MADE_OF_NONE = (Training, Evaluation, Task, dict)
 
 
-def expect(name: str, given: Any, kind: type[_Kind], write: str) -> _Kind:
-    """What was given, if it is of this kind.
+def expect(name: str, given: Any, kind: type[_Kind], where: str = "") -> _Kind:
+    """What was given, if it is of this kind; the default of the kind for None.
 
     Raises:
-        ConfigError: it is not; says what to `write`.
+        ConfigError: it is not; says what to write `where`.
     """
+    if given is None and kind in _MADE_OF_NONE:
+        return kind()
     if not isinstance(given, kind):
-        raise ConfigError(f"{name}: expected {write}, got {described(given)}")
+        raise ConfigError(f"{name}: expected {_WRITE[kind]}{where}, got {described(given)}")
     return given
 
 
@@ -43,10 +54,9 @@ def clients_of(given: Any) -> list[Client]:
     Raises:
         ConfigError: none, or something else than clients.
     """
-    write = "polyfed.Client(model, train=(x, y), test=(x, y))"
     if isinstance(given, Client) or not isinstance(given, Iterable):
-        raise ConfigError(f"clients: expected a list of {write}, got {described(given)}")
-    clients = [expect("clients", one, Client, f"{write} in place {place}") for place, one in enumerate(given)]
+        raise ConfigError(f"clients: expected a list of {_WRITE[Client]}, got {described(given)}")
+    clients = [expect("clients", one, Client, f" in place {place}") for place, one in enumerate(given)]
     if not clients:
         raise ConfigError("expected at least one client, got none")
     return [copy.copy(client) for client in clients]
@@ -63,13 +73,7 @@ def method_of(given: Any) -> Method:
         ours = kind.__module__.startswith("polyfed.methods.")
         write = f"polyfed.methods.{kind.__name__}()" if ours else f"{kind.__name__}()"
         raise ConfigError(f"method: expected an object of its class, got {described(given)}; write {write}")
-    return expect("method", given, Method, "one such as polyfed.methods.FedAvg()")
-
-
-def settings_of(name: str, given: Any, kind: type[_Settings]) -> _Settings:
-    """The settings of that name, or their defaults for None."""
-    key = next(iter(kind.model_fields))
-    return kind() if given is None else expect(name, given, kind, f"{kind.__name__}({key}=..., ...)")
+    return expect("method", given, Method)
 
 
 def list_of(name: str, given: Any) -> list[Any]:
@@ -81,13 +85,6 @@ def list_of(name: str, given: Any) -> list[Any]:
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise ConfigError(f"{name}: expected a list, got {described(given)}; put it into [ ]")
     return list(given)
-
-
-def functions_of(name: str, given: Any) -> dict[str, Any]:
-    """Functions by name; nothing for None."""
-    if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"{name}: expected a dictionary of functions by name, got {described(given)}")
-    return dict(given or {})
 
 
 def plugins_of(given: Any) -> list[Plugin]:
@@ -102,18 +99,13 @@ def plugins_of(given: Any) -> list[Plugin]:
     found: dict[str, Plugin] = {}
     for each in list_of("plugins", given):
         plugin = of_settings[type(each)](each) if type(each) in of_settings else each
-        plugin = expect("plugins", plugin, Plugin, f"settings ({known}) or a polyfed.Plugin")
+        if not isinstance(plugin, Plugin):
+            raise ConfigError(f"plugins: expected settings ({known}) or a polyfed.Plugin, got {described(plugin)}")
         if plugin.name in found:
             raise ConfigError(f"plugins: expected one '{plugin.name}', got two")
         found[plugin.name] = plugin
     ours = {name: found[name] if name in found else kinds[name]() for name in kinds}
     return list((ours | found).values())
-
-
-def execution_of(given: Any) -> Execution:
-    """How work is done: by the name of an executor, or all of it."""
-    made = Execution(given) if isinstance(given, str) else given
-    return expect("executor", made, Execution, "its name or polyfed.Execution(...)")
 
 
 def output_of(given: Any) -> Output:
@@ -137,9 +129,9 @@ def complete_task(given: Any, clients: Sequence[Client]) -> Task:
     Raises:
         ConfigError: something else than a task, or the data do not fit it.
     """
-    task = expect("task", Task() if given is None else given, Task, "polyfed.Task(classes=..., ...)")
+    task = expect("task", given, Task)
     if task.public is not None:
-        expect("public", task.public, PublicData, "polyfed.PublicData((x, y))")
+        expect("public", task.public, PublicData)
     test = None if task.test is None else samples_of(task.test, "test")
     task = replace(task, test=test, feature_names=tuple(task.feature_names))
     if _are_numbers(clients, test):
@@ -217,59 +209,49 @@ def check_settings(
     texts: dict[str, Any] = {"dataset": task.dataset, "class_names": task.class_names, "label": output.label}
     texts |= {"feature_names": task.feature_names, "label_column": task.label_column}
     check_values({**texts, "metrics": metrics, "settings": output.settings})
-    _check_evaluation(task, evaluation, clients)
-    _check_class_weights(training, clients, task.classes or 0)
-    _check_validation(clients, evaluation, output)
-
-
-def _check_evaluation(task: Task, evaluation: Evaluation, clients: Sequence[Client]) -> None:
-    """Whether what is to be scored can be, where numbers are predicted and where classes are."""
-    score = task.main_score
-    if score is RMSE and evaluation.missing_classes:
-        raise ConfigError("evaluation.missing_classes: expected classes as labels, got numbers to predict")
-    if any(client.class_names for client in clients):
-        for key, asked in (
-            ("missing_classes", evaluation.missing_classes),
-            ("metrics 'confusion'", "confusion" in evaluation.metrics),
-        ):
-            if asked:
-                raise ConfigError(f"evaluation.{key}: expected one label space, got clients with classes of their own")
-    default = Evaluation.model_fields["metrics"].default
-    wrong = [name for name in evaluation.metrics if name not in score.metrics]
-    if wrong and (score is ACCURACY or evaluation.metrics != default):
-        raise ConfigError(f"evaluation.metrics: expected of {', '.join(score.metrics)}, got '{wrong[0]}'")
-
-
-def _check_class_weights(training: Training, clients: Sequence[Client], classes: int) -> None:
-    """Whether the weights of classes are of these classes, and reach the losses."""
-    asked = training.class_weights
-    if asked is None:
-        return
-    if not classes:
-        raise ConfigError("training.class_weights: expected classes as labels, got numbers to predict")
-    if asked == "balanced":
-        return
-    if any(client.class_names for client in clients):
-        raise ConfigError(
-            "training.class_weights: expected one label space for a number per class, got clients with classes of "
-            "their own; set it to 'balanced'"
-        )
-    if len(asked) != classes:
-        raise ConfigError(f"training.class_weights: expected a number for each of {classes} classes, got {len(asked)}")
-
-
-def _check_validation(clients: Sequence[Client], evaluation: Evaluation, output: Output) -> None:
-    if any(len(client.data.validation) for client in clients):
-        return
-    for key, asked, why in (
-        ("evaluation.patience", evaluation.patience > 0, "by which a run stops early"),
-        ("run.keep = 'best'", output.keep == "best", "by which the best round is chosen"),
-    ):
-        if asked:
-            raise ConfigError(
-                f"{key}: expected validation data, {why}, got none; give data.split a validation part ('8:1:1', "
-                "'official:9:1')"
-            )
+    numbers = not task.classes
+    own_spaces = any(client.class_names for client in clients)
+    weights = training.class_weights
+    is_list = weights not in (None, "balanced")
+    metrics_here = task.main_score.metrics
+    unknown = [name for name in evaluation.metrics if name not in metrics_here]
+    if numbers and evaluation.metrics == Evaluation.model_fields["metrics"].default:
+        unknown = []
+    own = "got clients with classes of their own"
+    has_validation = any(len(client.data.validation) for client in clients)
+    no_validation = "got none; give data.split a validation part ('8:1:1', 'official:9:1')"
+    problems: list[tuple[object, str]] = [
+        (
+            numbers and evaluation.missing_classes,
+            "evaluation.missing_classes: expected classes as labels, got numbers to predict",
+        ),
+        (own_spaces and evaluation.missing_classes, f"evaluation.missing_classes: expected one label space, {own}"),
+        (
+            own_spaces and "confusion" in evaluation.metrics,
+            f"evaluation.metrics 'confusion': expected one label space, {own}",
+        ),
+        (unknown, f"evaluation.metrics: expected of {', '.join(metrics_here)}, got '{', '.join(unknown[:1])}'"),
+        (numbers and weights, "training.class_weights: expected classes as labels, got numbers to predict"),
+        (
+            own_spaces and is_list,
+            f"training.class_weights: expected one label space for a number per class, {own}; set it to 'balanced'",
+        ),
+        (
+            is_list and len(weights or ()) != task.classes,
+            f"training.class_weights: expected a number for each of {task.classes} classes, got {len(weights or ())}",
+        ),
+        (
+            evaluation.patience and not has_validation,
+            f"evaluation.patience: expected validation data, by which a run stops early, {no_validation}",
+        ),
+        (
+            output.keep == "best" and not has_validation,
+            f"run.keep = 'best': expected validation data, by which the best round is chosen, {no_validation}",
+        ),
+    ]
+    for is_wrong, line in problems:
+        if is_wrong:
+            raise ConfigError(line)
 
 
 def _largest_label(data: ClientData, test: LabeledSamples | None) -> int:

@@ -29,13 +29,11 @@ from polyfed.engine.arguments import (
     check_settings,
     clients_of,
     complete_task,
-    execution_of,
-    functions_of,
+    expect,
     list_of,
     method_of,
     output_of,
     plugins_of,
-    settings_of,
 )
 from polyfed.engine.checkpoint import Checkpointer, check_made_of
 from polyfed.engine.compatibility import averaged, check_auxiliary_model, check_compatibility
@@ -117,11 +115,11 @@ class Federation(Setup):
         self.clients = clients_of(clients)
         self.method = method_of(method)
         self.loggers = [as_logger(given) for given in list_of("loggers", loggers)]
-        self.metrics = validate_metrics(functions_of("metrics", metrics))
-        self.training = settings_of("training", training, Training)
-        self.evaluation = settings_of("evaluation", evaluation, Evaluation)
+        self.metrics = validate_metrics(expect("metrics", metrics, dict))
+        self.training = expect("training", training, Training)
+        self.evaluation = expect("evaluation", evaluation, Evaluation)
         self.plugins = plugins_of(plugins)
-        self.execution = execution_of(executor)
+        self.execution = expect("executor", Execution(executor) if isinstance(executor, str) else executor, Execution)
         self.output = output_of(out)
         self.seed = check_integer("seed", seed, 0)
         self.task = complete_task(task, self.clients)
@@ -134,7 +132,7 @@ class Federation(Setup):
         self.held_out = held_out_of(self.evaluation, self.clients, self.seed)
         if self.evaluation.missing_classes:
             select_missing(self.clients, self._shared_test)
-        self.model_factory = self._make_networks(functions_of("builders", builders))
+        self.model_factory = self._make_networks(expect("builders", builders, dict))
         check_compatibility(self.method, self.clients, self.model_factory, self.task.public)
         self.server = self._make_server()
         for plugin in self.plugins:

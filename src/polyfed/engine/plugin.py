@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from polyfed.core.client import Client
@@ -21,9 +21,9 @@ from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder, ModelFactory
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Settings, Stage, Training
+from polyfed.core.upload_forms import UploadContext
 from polyfed.data.samples import ClientData
 from polyfed.engine.executors.client_work import Executor
-from polyfed.core.upload_forms import UploadContext
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.method_wrappers import preview
 from polyfed.engine.round_state import Round, draw_cohort
@@ -31,11 +31,11 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.scoring import Measure
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.uploads import Rejected as Rejected
+from polyfed.engine.uploads import find_mismatch
 from polyfed.engine.weight_store import WeightStore
 from polyfed.engine.work_in_flight import WorkInFlight
-from polyfed.loggers.base import notify
-from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import ConfigError, RunError, described, first_line
+from polyfed.loggers.base import notify
 from polyfed.registry import PLUGINS
 
 _LONGEST = 300  # characters of an error that an upload has caused

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import polyfed as pf
-from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import State, from_bytes, get_group, nbytes, to_bytes
 from polyfed.core.method import TrainingResult
@@ -26,7 +24,6 @@ from polyfed.engine.privacy_ledger import compute_epsilon
 from polyfed.engine.task import Task
 from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import ConfigError
-from polyfed.experiments.build import build_federation
 from polyfed.functional.class_statistics import discriminant, sum_rows
 from polyfed.functional.random_features import apply_map
 from polyfed.methods import ClosedForm, Local
@@ -120,7 +117,7 @@ def test_sums_that_no_rows_can_have_are_left_out() -> None:
     assert "heard" in SMALL.broadcast(server, 0), "so that they are not sent again"
 
 
-@pytest.mark.parametrize(("scale", "offset"), [(1e3, 0.0), (1e15, 0.0), (1e30, 0.0), (1.0, 1e4)])
+@pytest.mark.parametrize(("scale", "offset"), [(1e30, 0.0), (1.0, 1e4)])
 @pytest.mark.parametrize("shape", [(8,), (1, 32)], ids=["numbers", "series"])
 def test_inputs_of_any_size_are_solved(shape: tuple[int, ...], scale: float, offset: float) -> None:
     g = torch.Generator().manual_seed(0)
@@ -191,12 +188,6 @@ def test_who_is_forgotten_sends_nothing_more_and_receives_the_new_solution() -> 
         assert torch.equal(history[3].states[i]["solution"]["weight"], solved(history[3])[0])
 
 
-def test_when_nobody_is_left_networks_predict() -> None:
-    history = with_forgotten(rows()[:1], {2: 0})
-    assert ["solution" in round.states[0] for round in history] == [False, True, False, False]
-    assert not {"sums", "solution"} & {*history[2].after}
-
-
 def test_what_cannot_be_forgotten_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^expected method\.keep_sums = true, so that .* got false$"):
         SMALL.remembered({})
@@ -233,10 +224,6 @@ def test_classes_that_a_client_lacks_are_predicted_by_the_federations_shares_alo
     assert isinstance(other, ClosedForm)
     assert predicted(other) == [{0, 1, 2}] * 4
     assert other.alternative_predictors == {"own": SMALL}
-
-
-def test_before_anybody_has_sent_anything_the_network_predicts() -> None:
-    assert torch.equal(SMALL.predict(lambda x: 2 * x, torch.ones(1, 3), {}), torch.full((1, 3), 2.0))
 
 
 def test_numbers_are_predicted_by_ridge_regression() -> None:
@@ -296,12 +283,6 @@ def test_sums_with_noise_are_the_same_whenever_they_are_sent_and_count_once() ->
         assert not (first[name] == plain[name]).any()
     epsilon = compute_epsilon([Release("sums", "sample", 2.0)], 1e-5)
     assert [round.record["epsilon"] for round in history] == [{"sample": pytest.approx(epsilon)}] * 4
-
-
-def test_every_client_has_noise_of_its_own() -> None:
-    same = [samples(9, 0)] * 2
-    (round,) = rounds(BOUNDED, members(same), rounds=1, plugins=private(noise_multiplier=2.0))
-    assert not (round.up[0]["sums"]["sums"] == round.up[1]["sums"]["sums"]).any()
 
 
 def test_alone_nothing_is_noised() -> None:
@@ -377,13 +358,3 @@ class _Floats(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.inner(x.float())
         return scores
-
-
-def test_on_digits_the_others_rows_are_worth_points() -> None:
-    path = Path(__file__).parents[2] / "suites" / "small" / "digits.toml"
-    found = {}
-    for control in ("true", "false"):
-        settings = ["training.rounds=1", f"method.alone={control}"]
-        found[control] = build_federation(Recipe.load(path, settings, method="closed-form")).run().result["accuracy"]
-    assert found["false"] > 0.975
-    assert found["false"] > found["true"] + 0.015

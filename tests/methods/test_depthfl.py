@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from polyfed.engine.executors.client_work import working_copy
-from polyfed.errors import ConfigError
 from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods import DepthFL
 from tests.helpers.slices import exit_logits, order_of
@@ -69,12 +68,6 @@ def test_prediction_is_by_the_mean_of_all_classifiers():
         outputs = network(x)
         assert len(outputs) == count
         torch.testing.assert_close(DepthFL().personal_model(network)(x), sum(outputs) / count)
-
-
-@pytest.mark.parametrize("depths", ["", "0.5", "0.5 1", "1 1", "1 0", "1 0.5 half", "2 1", "1,0.5"])
-def test_lists_that_are_no_shares_are_refused(depths):
-    with pytest.raises(ConfigError, match="expected shares of the network from 1 down"):
-        DepthFL(depths=depths)
 
 
 @pytest.mark.parametrize(

@@ -110,16 +110,3 @@ def test_a_class_that_nobody_sends_anew_keeps_what_was_sent():
     assert second.after["owners"][kept].tolist() == first.after["owners"][old].tolist() == [0, 2]
     assert torch.equal(second.after["outputs"][kept], first.after["outputs"][old])
     assert second.after["owners"][second.after["labels"] == 1].tolist() == [1]  # sent anew by one, the others' are gone
-
-
-def test_who_has_not_been_heard_is_sent_all_classes():
-    lost = rounds(FD(), members(), lose=lambda round, i: i == 3)[1]
-    assert lost.down[3]["labels"].tolist() == [0, 1, 2]
-
-
-def test_networks_with_more_scores_than_classes():
-    people = [Client("deep", samples(9, i, (0, 1))) for i in range(2)]
-    _, second = rounds(FD(), people, classes=2)
-    assert second.down[0]["outputs"].shape == (2, 2)
-    assert second.down[0]["outputs"].sum(1).numpy() == pytest.approx(np.ones(2), abs=1e-6)
-    assert not second.record["refused"]

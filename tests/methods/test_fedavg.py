@@ -53,10 +53,3 @@ def test_shares_are_over_those_who_answered():
             expected = numpy_mean([round.trained[i] for i in answered], [sizes[i] for i in answered], name)
             np.testing.assert_allclose(value.numpy(), expected, atol=1e-6)
     assert same(shared(history[3].after), shared(history[2].after)), "nobody answered: the model stays"
-
-
-def test_batchnorms_counter_stays_at_home():
-    (round,) = rounds(FedAvg(), clients(["bn"] * 2, sizes=[8, 24]), rounds=1)
-    assert not any("num_batches" in name for message in round.up.values() for name in message["model"])
-    counter = "extractor.bn.num_batches_tracked"
-    assert [int(round.weights[i][counter]) for i in (0, 1)] == [2, 6]

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from polyfed.core.client import PublicData
-from polyfed.errors import ConfigError
 from polyfed.functional.consensus import consensus, transfer_loss
 from polyfed.methods import FedET
 from tests.helpers.few_classes import SIZES, disagreeing
-from tests.helpers.toys import CLASSES, NETS, clients, federation, model_with, numpy_mean, public, rounds, same
+from tests.helpers.toys import CLASSES, NETS, model_with, numpy_mean, public, rounds, same
 
 HELD = public(20)
 MIXED = ["shallow", "wide", "shallow", "wide"]
@@ -77,21 +76,3 @@ def test_every_input_is_learnt_from_before_any_comes_again_and_no_label_is_looke
         x[row] += 3.0
         held = PublicData(dataclasses.replace(HELD.samples, x=x))
         assert not same(plain.after["server"], played(method, held=held, rounds=1)[0].after["server"])
-
-
-def test_batchnorm_and_dropout_of_the_large_network():
-    """Statistics move with the server's steps; dropout is drawn from the run's own streams."""
-    method = FedET(server_batch=5, server_steps=4, network="dropout")
-    before = torch.get_rng_state()
-    first, again = (played(method, ["bn", "deep-bn"]) for _ in range(2))
-    assert torch.equal(before, torch.get_rng_state())
-    assert same(first[-1].after["server"], again[-1].after["server"])
-    assert int(first[-1].after["server"]["extractor.bn.num_batches_tracked"]) == 2 * 4
-    assert all(round.record["refused"] == [] for round in first)
-
-
-def test_what_cannot_work_is_refused_before_round_1():
-    with pytest.raises(ConfigError, match=r"^fedet needs heads with the same tensors; .* model 'broad' gives"):
-        federation(FedET(**WHOLE, network="broad"), clients(["shallow"]), held=HELD)
-    with pytest.raises(ConfigError, match="got 'widest'"):
-        federation(FedET(**WHOLE, network="widest"), clients(["shallow"]), held=HELD)

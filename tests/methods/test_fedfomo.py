@@ -81,25 +81,6 @@ def test_every_start_by_hand(architectures: list[str]) -> None:
     assert signs == {-1.0, 1.0}, "delta should come with both signs, and be summed unclipped"
 
 
-def test_everybody_starts_from_one_model() -> None:
-    """Also who is drawn later, and whose upload was lost is sent it again, and goes on from its own."""
-    STARTS.clear()
-    people = members(["deep", "shallow", "deep", "deep"])
-    lose = lambda round, client: client == 2 and round < 3  # noqa: E731
-    history = rounds(Kept(epsilon=0.0), people, rounds=5, client_fraction=0.7, lose=lose)
-    first = {i: next(r.down[i] for r in history if i in r.down) for i in range(4)}
-    for i, message in first.items():
-        start = message["start"]
-        assert all(torch.equal(t, first[0]["start"][name]) for name, t in start.items())
-        assert start.keys() == float_state(NETS[people[i].architecture]()).keys()
-    assert any(first[i].keys() > {"start"} for i in first), "somebody was drawn later, and was sent others, too"
-    for i in history[0].record["clients"]:
-        assert same(STARTS[1, i], first[i]["start"])
-    for before, round in itertools.pairwise(history):
-        for i, message in round.down.items():
-            assert ("start" in message) == (f"weights {i}" not in before.after)
-
-
 def chosen(round: Round, before: Round, i: int) -> list[int]:
     """Whose models a client was sent, by their weights."""
     kept = {n: before.after[f"weights {n}"] for n in range(6) if f"weights {n}" in before.after}

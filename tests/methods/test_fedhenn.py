@@ -22,7 +22,20 @@ from polyfed.methods.building_blocks import kernel_alignment
 from polyfed.models.split import SequentialSplit
 from polyfed.validation.hyperparameters import flat_fields
 from tests.helpers.quick import others_slow
-from tests.helpers.toys import INPUTS, NETS, batch, clients, federation, model_with, moved, public, rounds, same, worker
+from tests.helpers.toys import (
+    INPUTS,
+    NETS,
+    batch,
+    clients,
+    federation,
+    model_with,
+    moved,
+    public,
+    rounds,
+    same,
+    samples,
+    worker,
+)
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
 ROW = INPUTS * 4  # bytes of one input
@@ -241,24 +254,6 @@ def test_permuted_is_the_mean_kernel_in_another_order():
     assert orders[0] != orders[1]
 
 
-def test_rad_rows_are_drawn_from_the_hold_out_without_replacement_and_anew():
-    held = public(40)
-    history = rounds(hetero(), clients(MIXED), held=held, rounds=4)
-    again = rounds(hetero(), clients(MIXED), held=held, rounds=4)
-    other = rounds(hetero(), clients(MIXED), held=held, rounds=2, seed=1)
-    drawn = []
-    for round in history[1:]:
-        rads = [message["rad"] for message in round.down.values()]
-        assert all(torch.equal(rad, rads[0]) for rad in rads), "all clients see the same rows in the same order"
-        places = [(held.samples.x == row).all(1).nonzero().flatten().tolist() for row in rads[0]]
-        assert all(len(place) == 1 for place in places)
-        drawn.append([place[0] for place in places])
-        assert len(set(drawn[-1])) == 20
-    assert set(drawn[0]) != set(drawn[1]) != set(drawn[2])
-    assert all(torch.equal(a.down[0]["rad"], b.down[0]["rad"]) for a, b in zip(history[1:], again[1:], strict=True))
-    assert not torch.equal(other[1].down[0]["rad"], history[1].down[0]["rad"])
-
-
 @pytest.mark.parametrize("width", [0.5, 2.0])
 def test_rbf_kernels_are_averaged_and_aligned(width):
     """All 20 rows are landmarks, so that the factor is exact: K_bar is the mean of four RBF kernels."""
@@ -274,29 +269,6 @@ def test_rbf_kernels_are_averaged_and_aligned(width):
     own = torch.from_numpy(represented(at.model, message["rad"]))
     expected = 0.5 * float(rbf_alignment(own, torch.from_numpy(f), width, True))
     assert loss - plain == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.parametrize("similarity", ["linear", "rbf", "procrustes"])
-def test_homogeneous_distances(similarity):
-    method = steady_homo(similarity=similarity)
-    _, at, message, context = received(method, clients(["deep"] * 2))
-    target = represented(at.model, message["rad"])
-    data = batch(at.data.train)
-    start = float(method.gradients(at.model, data, context).loss - method.gradients(at.model, data, {}).loss)
-    assert abs(start) < 1e-6
-    shaken(at.model)
-    both = (torch.from_numpy(z) for z in (represented(at.model, message["rad"]), target))
-    expected = float(kernel_distance(similarity, *both, factor=False, width=0.5))
-    found = method.gradients(at.model, data, context)
-    plain = method.gradients(at.model, data, {})
-    assert float(found.loss - plain.loss) == pytest.approx(0.5 * expected, abs=1e-5)
-    assert expected > 0.01
-    assert max(float((found.grads[n] - g).abs().max()) for n, g in plain.grads.items() if g is not None) > 1e-3
-
-
-def test_uploads_of_kernels_need_a_fixed_rad():
-    with pytest.raises(ValueError, match=r"expected alignment_data\.fixed = true, got false"):
-        FedHeNN(uploads="kernels")
 
 
 @pytest.mark.parametrize("fixed", [True, False])
@@ -316,19 +288,6 @@ def test_how_inputs_are_sent_changes_bytes_alone(form, fixed):
         assert ("rad" in a.after) == fixed
 
 
-@pytest.mark.parametrize("bad", [torch.tensor([3, 40]), torch.tensor([-1, 2]), torch.tensor([], dtype=torch.int64)])
-def test_rows_that_nobody_has_are_refused(bad):
-    _, at, _, _ = received(steady(transport="indices"), clients(MIXED))
-    with pytest.raises(RunError, match="rows below 40"):
-        steady(transport="indices").receive(at, {"rad_rows": bad})
-    for other, given in (
-        (torch.zeros(20, 5), r"\(5,\) float32"),
-        (torch.zeros(20, 4, dtype=torch.uint8), r"\(4,\) uint8"),
-    ):
-        with pytest.raises(RunError, match=r"inputs \(4,\) float32, got " + given):
-            steady().receive(at, {"rad": other})
-
-
 def test_no_rad_without_a_kernel_to_be_aligned_to():
     """Before anybody has answered there is no K_bar: weights need no RAD then, uploads of kernels do."""
     for uploads, names in (("weights", set()), ("kernels", {"rad", "rad_draw"})):
@@ -336,79 +295,6 @@ def test_no_rad_without_a_kernel_to_be_aligned_to():
         assert all(set(message) == names for message in history[0].down.values())
         assert all("factor" in message for message in history[1].down.values())
         assert all(("rad" in message) == (uploads == "weights") for message in history[1].down.values())
-
-
-def test_a_kernel_of_other_rows_is_refused():
-    fed, _, _, _ = received(steady(uploads="kernels", fixed=True), clients(MIXED), round=1)
-    with pytest.raises(RunError, match="expected 20 rows in the kernel of client 2, got 7"):
-        fed.method.aggregate(fed.server, {2: {"kernel": {"values": torch.ones(7, 5)}}})
-
-
-def linear_client(scale, n=4):
-    """Without a bounded layer, on inputs of 0: its first loss is finite whatever the scale of its weights."""
-    model = SequentialSplit(nn.Linear(INPUTS, 4), nn.Linear(4, 5), nn.Linear(5, 3))
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.fill_(0.0 if name.endswith("bias") else 0.1 if name.startswith("head") else scale)
-    return Client(model, (torch.zeros(n, INPUTS), torch.arange(n) % 3))
-
-
-@pytest.mark.parametrize("similarity", ["linear", "rbf"])
-def test_an_infinite_kernel_of_finite_weights_is_left_out(similarity):
-    members = [linear_client(1e25), *clients(MIXED)]
-    fed, _ = federation(steady(similarity=similarity), members, held=public())
-    fed.server.round = 2
-    fed.method.start_round(fed.server, [1])
-    assert fed.server.log["kernels_left_out"] == 1
-    without, _ = federation(steady(similarity=similarity, pool="seen"), members, held=public())
-    without.server.round = 2
-    for i in range(1, 5):
-        without.server.store_weights(i, without.server.client_weights(i))
-    without.method.start_round(without.server, [1])
-    assert "kernels_left_out" not in without.server.log
-    found, expected = (f.method.broadcast(f.server, 1)["factor"] for f in (fed, without))
-    assert same(found, expected)
-
-
-@pytest.mark.parametrize(
-    ("precision", "factor", "kernel"),
-    [
-        ("float32", 4 * 20 * 23, 4 * 20 * 5),
-        pytest.param("float16", 2 * 20 * 23 + 4, 2 * 20 * 5 + 4, marks=pytest.mark.slow),
-        ("int8", 20 * 23 + 4 * 23, 20 * 5 + 4 * 5),
-    ],
-)
-def test_precision_is_metered_and_near(precision, factor, kernel):
-    exact = rounds(steady(), clients(MIXED), held=public(), rounds=2)
-    history = rounds(steady(precision=precision), clients(MIXED), held=public(), rounds=2)
-    assert history[1].record["bytes_by_client"]["0"]["down"] == 20 * ROW + factor
-    assert moved(history[1].weights[0], exact[1].weights[0]) < (0 if precision == "float32" else 1e-2) + 1e-12
-    assert (moved(history[1].weights[0], exact[1].weights[0]) > 0) == (precision != "float32")
-    method = steady(precision=precision, uploads="kernels", fixed=True)
-    (round,) = rounds(method, clients(MIXED), held=public(), rounds=1)
-    assert round.record["bytes_by_client"]["0"]["up"] == kernel + 4
-
-
-@pytest.mark.parametrize("similarity", ["linear", "rbf", "procrustes"])
-@pytest.mark.parametrize("architecture", others_slow(["deep", "bn", "dropout"], quick=["bn"]))
-@pytest.mark.parametrize("chunk", [1, 7, 19])
-def test_chunks_change_nothing(similarity, architecture, chunk, monkeypatch):
-    method = steady_homo(similarity=similarity)
-    _, at, _, context = received(method, clients([architecture] * 2))
-    shaken(at.model)
-    data = batch(at.data.train)
-    found = []
-    for at_once in (kernel_alignment.ROWS_AT_ONCE, chunk):
-        monkeypatch.setattr(kernel_alignment, "ROWS_AT_ONCE", at_once)
-        torch.manual_seed(0)
-        before = copy.deepcopy(at.model.state_dict())
-        found.append(method.gradients(at.model.train(), data, context))
-        at.model.load_state_dict(before)
-    a, b = found
-    assert float(a.loss) == pytest.approx(float(b.loss), abs=1e-6)
-    assert float(a.sums["d_cka"]) == pytest.approx(float(b.sums["d_cka"]), abs=1e-6)
-    for name, gradient in a.grads.items():
-        torch.testing.assert_close(b.grads[name], gradient, atol=2e-6, rtol=1e-4)
 
 
 def test_final_average_is_of_everybodys_latest_weights():
@@ -434,6 +320,78 @@ def test_final_average_is_of_everybodys_latest_weights():
     assert "rad" not in last.after
 
 
+def test_the_rad_is_the_same_for_all_and_drawn_anew_without_replacement():
+    held = public(40)
+    rads = []
+    for round in rounds(hetero(), clients(MIXED), held=held, rounds=4)[1:]:
+        rad = round.down[0]["rad"]
+        assert all(torch.equal(message["rad"], rad) for message in round.down.values())
+        rads.append({int((held.samples.x == row).all(1).nonzero()) for row in rad})
+        assert len(rads[-1]) == 20
+    assert rads[0] != rads[1] != rads[2]
+
+
+@pytest.mark.parametrize("similarity", ["rbf", "procrustes"])
+@pytest.mark.parametrize("chunk", [256, 7])
+def test_other_distances_of_equal_networks_also_in_chunks(similarity, chunk, monkeypatch):
+    monkeypatch.setattr(kernel_alignment, "ROWS_AT_ONCE", chunk)
+    method = steady_homo(similarity=similarity)
+    _, at, message, context = received(method, clients(["deep"] * 2))
+    target, data = represented(at.model, message["rad"]), batch(at.data.train)
+    shaken(at.model)
+    z = at.model.double().eval().represent(message["rad"].double())
+    expected = kernel_distance(similarity, z, torch.from_numpy(target), factor=False, width=0.5)
+    names, parameters = zip(*at.model.named_parameters(), strict=True)
+    slopes = dict(zip(names, torch.autograd.grad(expected, parameters, allow_unused=True), strict=True))
+    at.model.float().train()
+    found, plain = (method.gradients(at.model, data, given) for given in (context, {}))
+    assert float(found.sums["d_cka"]) == pytest.approx(float(expected.detach()), abs=1e-5)
+    assert float(found.loss - plain.loss) == pytest.approx(0.5 * float(expected.detach()), abs=1e-5)
+    for name, slope in slopes.items():
+        pull = 0 if slope is None else 0.5 * slope.float()
+        torch.testing.assert_close(found.grads[name], plain.grads[name] + pull, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("precision", "factor", "kernel"),
+    [("float32", 4 * 20 * 23, 4 * 20 * 5), ("int8", 20 * 23 + 4 * 23, 20 * 5 + 4 * 5)],
+)
+def test_precision_is_metered_and_near(precision, factor, kernel):
+    exact, other = (rounds(steady(precision=p), clients(MIXED), held=public()) for p in ("float32", precision))
+    assert other[1].record["bytes_by_client"]["0"]["down"] == 20 * ROW + factor
+    assert moved(other[1].weights[0], exact[1].weights[0]) < 1e-2
+    method = steady(precision=precision, uploads="kernels", fixed=True)
+    (round,) = rounds(method, clients(MIXED), held=public(), rounds=1)
+    assert round.record["bytes_by_client"]["0"]["up"] == kernel + 4
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"expected alignment_data\.fixed = true, got false"):
+        FedHeNN(uploads="kernels")
+    fed, at, message, _ = received(steady(uploads="kernels", fixed=True), clients(MIXED), round=1)
+    with pytest.raises(RunError, match="expected 20 rows in the kernel of client 2, got 7"):
+        fed.method.aggregate(fed.server, {2: {"kernel": {"values": torch.ones(7, 5)}}})
+    for bad in (torch.tensor([3, 40]), torch.tensor([-1, 2]), torch.tensor([], dtype=torch.int64)):
+        with pytest.raises(RunError, match="rows below 40"):
+            steady(transport="indices").receive(at, {"rad_rows": bad})
+    for shape, kind, given in (((20, 5), torch.float32, r"\(5,\) float32"), ((20, 4), torch.uint8, r"\(4,\) uint8")):
+        with pytest.raises(RunError, match=r"inputs \(4,\) float32, got " + given):
+            steady().receive(at, {"rad": torch.zeros(shape, dtype=kind)})
+    at.state = {}
+    with pytest.raises(RunError, match="expected a client that holds the RAD"):
+        steady(fixed=True).receive(at, {"rad_draw": message["rad_draw"]})
+
+
+def test_an_infinite_kernel_of_finite_weights_is_left_out():
+    unbounded = SequentialSplit(nn.Linear(INPUTS, 4), nn.Linear(4, 5), nn.Linear(5, 3))
+    fed, _ = federation(steady(), [Client(unbounded, samples(9, 0)), *clients(MIXED)[1:]], held=public())
+    fed.server.round = 2
+    fed.server.store_weights(0, {n: torch.full_like(t, 1e25) for n, t in fed.server.client_weights(0).items()})
+    fed.method.start_round(fed.server, [1])
+    assert fed.server.log["kernels_left_out"] == 1
+    assert dequantize_columns(fed.method.broadcast(fed.server, 1)["factor"]).shape == (20, 5 + 5 + 8)
+
+
 def test_only_who_acknowledges_the_inputs_holds_them():
     """Client 0's upload is late: it is of a round without them."""
     fed, _ = federation(steady(fixed=True), clients(MIXED), held=public())
@@ -443,10 +401,3 @@ def test_only_who_acknowledges_the_inputs_holds_them():
     fed.server.round = 4
     fed.method.start_round(fed.server, [0, 1, 2])
     assert ["rad" in fed.method.broadcast(fed.server, i) for i in range(3)] == [True, False, True]
-
-
-def test_who_holds_no_inputs_cannot_go_on_without_them():
-    _, at, message, _ = received(steady(fixed=True), clients(MIXED))
-    at.state = {}
-    with pytest.raises(RunError, match="expected a client that holds the RAD"):
-        steady(fixed=True).receive(at, {"rad_draw": message["rad_draw"]})

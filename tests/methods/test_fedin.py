@@ -7,19 +7,15 @@ import copy
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
-from polyfed.errors import ConfigError
 from polyfed.functional.feature_pooling import random_orthogonal
 from polyfed.functional.modes import eval_mode
 from polyfed.functional.surgery import combine
 from polyfed.methods import FedIN
-from polyfed.models.split import SequentialSplit
 from tests.helpers.toys import (
-    CLASSES,
     NETS,
     batch,
     clients,
@@ -30,26 +26,10 @@ from tests.helpers.toys import (
     numpy_mean,
     rounds,
     same,
-    shared,
     worker,
 )
 
 MIXED = ["shallow", "deep", "shallow", "deep"]  # nested, equal cuts: 6 in, 5 out
-
-
-def off(**hyperparameters):
-    return FedIN(**{"exchange_features": False, "mu": 0.0, **hyperparameters})
-
-
-def test_a_lone_sender_gets_nothing_and_lost_uploads_empty_the_pool():
-    lose = lambda round, client: (round == 1 and client != 2) or round == 2  # noqa: E731
-    _, second, third = rounds(FedIN(), clients(MIXED), rounds=3, lose=lose)
-    assert "features" not in second.down[2], "there are only its own pairs"
-    drawn = [second.down[i]["features"]["s_in"] for i in (0, 1, 3)]
-    assert not all(torch.equal(s_in, drawn[0]) for s_in in drawn), "clients draw for themselves"
-    assert "pool" not in second.after
-    assert not any("features" in m for m in third.down.values())
-    assert same(shared(second.before), shared(second.after))
 
 
 def test_pairs_are_the_senders_own_rows_after_training_in_eval_mode():
@@ -144,43 +124,6 @@ def test_a_single_pair_is_left_out_under_batchnorm():
         model = {n: t for n, t in at.model.state_dict().items() if t.is_floating_point()}
         at.context = FedIN().receive(at, {"model": model, "features": pairs(1)})
         assert ("s_in" in FedIN().step_inputs(at, 0, torch.Generator())) == expected
-
-
-def test_models_without_intermediate_tensors_train_locally():
-    """One block and the head, as fedhenn-h1: there is nothing for the pairs to train."""
-    bare = {
-        "bare": lambda: SequentialSplit(
-            nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Sequential(nn.Identity()), nn.Linear(6, CLASSES)
-        )
-    }
-    members = clients(["bare"] * 2)
-    ours, plain = rounds(FedIN(mu=0.0), members, bare), rounds(off(), members, bare)
-    assert same(shared(ours[1].after), shared(plain[1].after))
-
-
-@pytest.mark.parametrize("given", [{}, {"num_pairs": 3}, {"num_pairs": 10}])
-def test_a_whole_round_by_hand(given):
-    """Six steps of four rows; pairs are visited four at a time, round and round."""
-    history = rounds(FedIN(mu=0.0, **given), members := clients(MIXED), local_epochs=2)
-    steps = 0
-    for i, client in enumerate(members):
-        message = history[1].down[i]
-        s_in, s_out = (message["features"][name].float() for name in ("s_in", "s_out"))
-        model, order = model_with(NETS[client.architecture], message["model"]), generator(0, "batches", "train", 2, i)
-        batches = [rows for _ in range(2) for rows in torch.randperm(12, generator=order).split(4)]
-        for step, rows in enumerate(batches):
-            local = grads(F.cross_entropy(model(client.data.train.x[rows]), client.data.train.y[rows]), model)
-            held = len(s_in)
-            chosen = [(4 * step + k) % held for k in range(4)] if held > 4 else list(range(held))
-            inner = grads(((model.transform(s_in[chosen]) - s_out[chosen]) ** 2).mean(), model)
-            local = {n: g if inner[n] is None else inner[n] + 0.5 * g for n, g in local.items()}
-            steps += 1
-            with torch.no_grad():
-                for name, p in model.named_parameters():
-                    p -= 0.1 * torch.from_numpy(local[name]).float()
-        for name, value in model.state_dict().items():
-            torch.testing.assert_close(history[1].trained[i][name], value, atol=2e-6, rtol=0)
-    assert history[1].record["sums"]["in_steps"] == pytest.approx(steps / 24)
 
 
 def loud():
@@ -300,12 +243,3 @@ def test_the_misfit_and_its_gradient_by_hand(number):
         inner = name.startswith("intermediate")
         (expected,) = torch.autograd.grad(local + loss if inner else local, p, retain_graph=True)
         torch.testing.assert_close(found.grads[name], expected, atol=1e-6, rtol=0)
-
-
-def test_features_that_are_no_grid_are_refused_before_round_1():
-    """Three tokens, which are no square."""
-    tokens = nn.Sequential(nn.Linear(4, 12), nn.Unflatten(1, (3, 4)))
-    odd = {"odd": lambda: SequentialSplit(tokens, nn.Flatten(), nn.Linear(12, CLASSES))}
-    with pytest.raises(ConfigError, match=r"client 0 \('odd'\): expected a vector .* got \(3, 4\)"):
-        federation(projected(), clients(["odd"]), odd)
-    federation(FedIN(), clients(["odd"]), odd)

@@ -12,7 +12,6 @@ from torch import nn
 from polyfed.core.client import PublicData
 from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
-from polyfed.errors import ConfigError
 from polyfed.methods import FedMD, fedmd
 from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
@@ -122,19 +121,6 @@ def test_drawn_rows_are_distinct_new_every_round_and_the_only_ones_digested():
         x[chosen if inside else ~chosen] += 5.0
         (other,) = played(method, held=PublicData(dataclasses.replace(held.samples, x=x)), rounds=1)
         assert same(first.weights[0], other.weights[0]) != inside
-
-
-def test_public_labels_are_used_for_the_transfer_alone_and_only_those_of_the_task():
-    held, once = HELD, FedMD(public_epochs=1, private_epochs=0)
-    turned = PublicData(dataclasses.replace(held.samples, y=(held.samples.y + 1) % CLASSES))
-    other = dataclasses.replace(held, origin="other")
-    for method, alike in ((FedMD(public_epochs=0, private_epochs=1), True), (once, False)):
-        a, b = played(method, held=held)[-1], played(method, held=turned)[-1]
-        assert same(a.weights[0], b.weights[0]) == alike
-    assert played(FedMD(public_epochs=0), held=other)
-    with pytest.raises(ConfigError, match=r"^fedmd needs 21 public rows, got 20"):
-        federation(FedMD(public_rows=21), clients(MIXED), held=held)
-    assert played(FedMD(public_epochs=0, digest_epochs=0), held=None), "nothing of it is used"
 
 
 def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():

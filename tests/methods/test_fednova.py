@@ -61,13 +61,6 @@ def test_the_normalizer_of_adam_is_its_number_of_steps(optimizer):
     assert float(round.up[0]["a"]) == 3.0
 
 
-def test_who_can_take_no_step_has_no_say():
-    """One sample and BatchNorm: a_k is 0, and nothing is divided by it."""
-    (round,) = rounds(FedNova(), clients(["bn"] * 2, [1, 8]), rounds=1)
-    assert [one["client"] for one in round.record["refused"]] == [0]
-    assert moved(shared(round.after), round.up[1]["model"]) < 1e-6
-
-
 def test_a_pull_that_overshoots_is_refused():
     with pytest.raises(ConfigError, match=r"expected mu times training\.lr below 1, got 20 times 0.1"):
         rounds(FedNova(mu=20.0), clients(["deep"]))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedOpt
 from tests.helpers.toys import Two, clients, rounds, same, shared, two_gradient, two_parameter_clients
 
@@ -70,8 +69,3 @@ def test_what_nobody_sent_keeps_its_value_and_moments() -> None:
         kept = name not in second.up[0]["model"]  # the other client has it alone
         assert all(torch.equal(first.after[what][name], second.after[what][name]) == kept for what in groups)
     assert all(same(second.after[what], silent.after[what]) for what in groups)
-
-
-def test_settings_that_do_nothing_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"server_lr = 0\.5 does nothing beside server_optimizer = 'none'"):
-        FedOpt(server_optimizer="none", server_lr=0.5)

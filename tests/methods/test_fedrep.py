@@ -131,8 +131,3 @@ def test_in_the_end_everybody_fits_the_head_to_the_newest_extractor() -> None:
             assert not torch.equal(weights["head.weight"], last.weights[i]["head.weight"])
     plain = rounds(FedRep(head_epochs=1), clients(["bn"] * 4, 10), rounds=2, client_fraction=0.5)
     assert same(extractor(plain[-1]), extractor(last))
-
-
-def test_no_epochs_at_all_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected head_epochs or extractor_epochs above 0"):
-        FedRep(head_epochs=0, extractor_epochs=0)

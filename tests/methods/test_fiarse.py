@@ -102,16 +102,6 @@ def test_two_rounds_by_hand(kind, threshold):
     assert fell, "some weight should fall below its threshold in training"
 
 
-def test_what_is_left_out_is_zero_at_the_client_and_stays_so():
-    """With momentum and weight decay, too."""
-    members = clients(["shallow"] * 3, 12)
-    (round,) = rounds(FIARSE(**METHOD), members, rounds=1, momentum=0.9, weight_decay=0.1, local_epochs=3)
-    kept, _ = masks_by_hand(round.before["model"], 0.1, "global")
-    for name, place in kept.items():
-        assert not round.weights[2][name][torch.from_numpy(~place)].any()
-    assert any(round.weights[2][name].any() for name in kept)
-
-
 def test_scored_is_the_sub_model():
     fed, watch = federation(FIARSE(**METHOD), clients(["shallow"] * 3, 8, test=40), rounds=1)
     run = fed.run()

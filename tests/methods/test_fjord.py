@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.methods import FjORD
 from polyfed.methods.fjord import forward_at_width, num_widths
-from tests.helpers.slices import mean_of_entries, prefix, rounds
+from tests.helpers.slices import prefix
 from tests.helpers.toys import batch, clients, federation, net, samples
 
 WIDTH, FEATURES = 6, 5  # the toys'
@@ -75,13 +75,3 @@ def test_widths_are_drawn_for_every_batch_alike_likely_up_to_the_clients_own():
         assert not counts[number + 1 :].any()
         expected = 400 / (number + 1)
         assert np.abs(counts[: number + 1] - expected).max() < 4 * math.sqrt(expected)
-
-
-def test_entries_are_averaged_by_samples_over_those_who_hold_them():
-    counts = [4, 8, 12, 16, 20]
-    for round in rounds(FjORD(), clients(["shallow"] * 5, counts), rounds=2):
-        sent = [round.up[i]["model"] for i in range(5)]
-        assert [len(model["extractor.linear.bias"]) for model in sent] == [sizes(n / 5)[0] for n in range(1, 6)]
-        for name, whole in round.before["model"].items():
-            expected = mean_of_entries(name, whole, sent, counts)
-            np.testing.assert_allclose(round.after["model"][name].numpy(), expected, atol=1e-6)

@@ -95,16 +95,3 @@ def test_rounds_by_hand(beta, local_last):
                 np.testing.assert_allclose(value.numpy(), reference.w[ALL[i]][name], atol=5e-6, err_msg=name)
         answered = {i: m["model"] for i, m in round.up.items() if not lose(number, i)}
         reference.round(answered, ALL, SIZES)
-
-
-def test_batchnorms_statistics_are_averaged_and_never_distilled():
-    history = played(InclusiveFL(beta=1.0), ["norm/1", "norm/2", "norm/3", "norm/1"], [8, 12, 16, 10])
-    assert not any("running" in name for name in history[-1].after["momentum"])
-    assert any("norm.weight" in name for name in history[-1].after["momentum"])
-    name = block(0, "norm.running_var")
-    expected = numpy_mean([history[1].up[i]["model"] for i in (0, 3)], [8, 10], name)
-    np.testing.assert_allclose(history[2].down[0]["model"][name].numpy(), expected, atol=1e-6)
-    name = "extractor.norm.running_mean"
-    expected = numpy_mean([m["model"] for m in history[1].up.values()], [8, 12, 16, 10], name)
-    for message in history[2].down.values():
-        np.testing.assert_allclose(message["model"][name].numpy(), expected, atol=1e-6)

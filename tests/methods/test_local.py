@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -12,7 +10,7 @@ from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import generator
 from polyfed.methods import Local
 from tests.helpers.quick import others_slow
-from tests.helpers.toys import NETS, clients, federation, rounds, same
+from tests.helpers.toys import NETS, clients, rounds, same
 
 
 def plain(model, data, optimizer, epochs, batch_size, order, skip_single=False):
@@ -62,17 +60,3 @@ def test_equals_a_plain_loop_bit_for_bit(architecture, kind):
     """With PyTorch's fused steps, which the engine takes."""
     for ours, theirs in pairs_of_weights(architecture, kind):
         assert same(ours, theirs)
-
-
-def test_the_users_own_network_starts_where_it_stands_and_is_not_touched():
-    from polyfed.core.client import Client
-
-    torch.manual_seed(3)
-    mine = NETS["shallow"]()
-    before = copy.deepcopy(mine.state_dict())
-    data = clients(["shallow"])[0].data.train
-    fed, watch = federation(Local(), [Client(mine, data)], rounds=1, local_epochs=1)
-    fed.run()
-    assert same(mine.state_dict(), before)
-    plain(mine, data, SGD(mine.parameters(), lr=0.1, fused=True), 1, 4, generator(0, "batches", "train", 1, 0))
-    assert same(watch.rounds[0].weights[0], mine.state_dict())

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from polyfed.engine.plugin import Plugin
-from polyfed.errors import ConfigError
 from polyfed.methods import SCAFFOLD
 from tests.helpers.toys import (
     NETS,
@@ -16,7 +15,6 @@ from tests.helpers.toys import (
     federation,
     numpy_mean,
     rounds,
-    same,
     shared,
     two_gradient,
     two_parameter_clients,
@@ -93,16 +91,6 @@ def test_batchnorm_statistics_have_no_variates_and_no_server_rate():
         assert total(round.after).keys() == parameters("bn")
 
 
-def test_who_can_take_no_step_has_no_say():
-    """One sample and BatchNorm: no mean of no gradients, no division by no steps."""
-    (round,) = rounds(SCAFFOLD(), clients(["bn"] * 2, [1, 8]), rounds=1)
-    assert [one["client"] for one in round.record["refused"]] == [0]
-    assert "control" not in round.states[0]
-    for name, value in total(round.after).items():
-        assert torch.equal(value, round.up[1]["control"][name])
-    assert same(shared(round.after), round.up[1]["model"])
-
-
 def losing(lost, method, members, builders=NETS, classes=3, **training):
     """Nothing arrives of what the clients `lost(round)` have learnt."""
 
@@ -141,10 +129,3 @@ def test_c_stays_the_mean_when_uploads_are_lost(aggregation):
             else:
                 counted[i] = new
     assert lost > 3
-
-
-def test_option_two_needs_a_rate():
-    with pytest.raises(ConfigError, match=r"'II' divide by training\.lr, got 0"):
-        rounds(SCAFFOLD(variates="II"), clients(["deep"]), lr=0.0)
-    history = rounds(SCAFFOLD(), clients(["deep"]), lr=0.0)
-    assert same(shared(history[0].before), shared(history[1].after))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch.nn import functional as F
 from polyfed.errors import ConfigError
 from polyfed.methods.building_blocks.early_exits import add_early_exits
 from polyfed.models import build
-from polyfed.models.adapt import split
 from polyfed.models.networks.resnet import PreActBottleneck
 from tests.helpers.toys import Forward
 
@@ -112,14 +110,6 @@ def test_the_network_up_to_an_exit_has_what_it_needs_and_shares_it():
     assert "early_exits.block3.linear.weight" not in part.final_exit().state_dict()
 
 
-def test_a_wrapped_module_keeps_its_names_and_nothing_is_added_to_it():
-    layers = OrderedDict(one=nn.Linear(4, 6), a=nn.ReLU(), two=nn.Linear(6, 5), b=nn.ReLU(), fc=nn.Linear(5, 3))
-    model = split(nn.Sequential(layers), head="fc", extractor="a")
-    exits = add_early_exits(model, (0.5, 1.0))
-    assert sorted(exits.final_exit().state_dict()) == sorted(model.state_dict())
-    assert torch.equal(exits(x := torch.randn(2, 4))[1], model(x))
-
-
 def in_place(m, x):
     h = m.a(x)
     h.relu_()
@@ -154,10 +144,3 @@ def test_a_network_without_a_place_is_refused_in_one_line(network, why):
     with pytest.raises(ConfigError, match=why) as caught:
         add_early_exits(copy.deepcopy(network), (0.4, 0.6, 1.0))
     assert "\n" not in str(caught.value)
-
-
-def test_too_deep_for_an_exit_of_its_own():
-    with pytest.raises(ConfigError, match=r"no place for an early exit at depth 0\.9: it has 2 blocks"):
-        add_early_exits(mlp(4, 6, 5, 3), (0.9, 1.0))
-    assert add_early_exits(mlp(4, 6, 5, 3), (1.0,)).blocks == (2,)
-    assert add_early_exits(nn.Sequential(nn.Linear(4, 3)), (1.0,))(torch.zeros(2, 4))[0].shape == (2, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -13,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyfed.functional.losses import cross_entropy, mse_loss, weighted_mean
-from polyfed.functional.vmapped import FewerKernels, RowShares
+from polyfed.functional.losses import cross_entropy
+from polyfed.functional.vmapped import FewerKernels
 
 K, B, D, C = 3, 5, 4, 6
 DRAWS = torch.Generator().manual_seed(0)
@@ -64,36 +63,6 @@ def test_the_same_in_fewer_operations(function: Callable[..., Tensor], given: tu
     found, after = computed(function, given, FewerKernels())
     torch.testing.assert_close(found, plain)
     assert (after < before) is fewer
-
-
-MEANS = {
-    "cross entropy": (lambda x, w: cross_entropy(x, torch.arange(B) % D, w)),
-    "squared error": (lambda x, w: mse_loss(x, torch.ones(B, D), w)),
-    "float64": (lambda x, w: weighted_mean(x[:, 0].double(), w).float()),
-    "other weights": (lambda x, w: weighted_mean(x[:, 0], w.square())),
-}
-
-
-@pytest.mark.parametrize("name", MEANS)
-def test_shares_that_are_known_are_those_of_the_weights(name: str) -> None:
-    """Where no row counts, too; a mean over other weights, if equal ones, or in another type does not ask for them."""
-    x = X.clone().requires_grad_()
-    shares = ROWS / ROWS.sum(dim=1, keepdim=True).clamp(min=1)
-
-    def mean(x: Tensor, w: Tensor, shares: Tensor, rows: Callable[..., RowShares]) -> Tensor:
-        with FewerKernels(rows(w, shares)):
-            return MEANS[name](x, w)
-
-    def found(shares: Tensor, rows: Callable[..., RowShares | None]) -> list[Tensor]:
-        losses = torch.func.vmap(functools.partial(mean, rows=rows))(x, ROWS, shares)
-        return [losses, *torch.autograd.grad(losses.square().sum(), x)]
-
-    expected = found(shares, lambda w, shares: None)
-    torch.testing.assert_close(found(shares, lambda w, shares: RowShares(w, shares, -shares)), expected)
-    wrong = found(7 * shares, lambda w, shares: RowShares(w, shares, -shares))
-    is_asked_for = name in ("cross entropy", "squared error")
-    assert torch.equal(wrong[0], expected[0]) is not is_asked_for
-    torch.testing.assert_close(found(7 * shares, lambda w, shares: RowShares(w.clone(), shares, -shares)), expected)
 
 
 @pytest.mark.parametrize(

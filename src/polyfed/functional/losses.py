@@ -11,14 +11,11 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 
 def weighted_mean(values_N: Tensor, w_N: Tensor) -> Tensor:
-    """sum_n w_n values_n / sum_n w_n, 0-d; 0 where all weights are 0. A `TorchFunctionMode` may do it in its own way.
+    """sum_n w_n values_n / sum_n w_n, 0-d; 0 where all weights are 0.
 
     Args:
         values_N: one per row, finite. w_N: row weights, not negative; 0 for padding rows.
     """
-    if has_torch_function_variadic(values_N, w_N):
-        own: Tensor = handle_torch_function(weighted_mean, (values_N, w_N), values_N, w_N)
-        return own
     total = w_N.sum().clamp(min=torch.finfo(w_N.dtype).tiny)  # where all are 0, so is the numerator
     return (w_N * values_N).sum() / total
 

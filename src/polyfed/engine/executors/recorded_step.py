@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.engine.executors.stack_data import StackState
-from polyfed.engine.executors.stacked_loss import StackedContext
 from polyfed.engine.operation_counter import Uncompiled
 from polyfed.errors import kind_and_line
 from polyfed.functional.modes import dropout_layers
@@ -30,7 +29,7 @@ _MOST_CAPTURES = 48  # of a network and exchange, before it is asked whether eac
 _WORTH = 8  # replays of a graph, at least: recording it takes several launched steps
 _MOST_STATES = 64  # that are remembered, each with its clients' weights and data
 
-Step = Callable[[StackedContext], frozenset[str]]  # takes what was drawn for it; gives the names of what it sums
+Step = Callable[[Sequence[Tensor]], None]  # takes what was drawn for it
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class _Recording:
     """A step as a graph. moving: where it finds what was drawn for it. keeps: what must live as long."""
 
     graph: Any
-    sums: frozenset[str]
     moving: Sequence[Tensor]
     keeps: object
 
@@ -71,11 +69,13 @@ class Recordings:
 
     def state(self, label: Hashable, place: Hashable, new: StackState) -> StackState:
         """One of a phase that stays where it is, round after round, with the values of a new one of these shapes."""
-        shapes = ((name, t.shape, t.dtype) for name, t in new.values.items())
+        shapes = ((kind, name, t.shape, t.dtype) for kind, group in new.values.items() for name, t in group.items())
         key = (label, (place, tuple(new.trained), new.losses.shape, *shapes))
         state = self._states.pop(key, new)
         if state is not new:
-            _copy([*state.values.values(), state.rate], [*(new.values[name] for name in state.values), new.rate])
+            for kind, group in state.values.items():
+                _copy(list(group.values()), [new.values[kind][name] for name in group])
+            state.rate.copy_(new.rate)
             state.clear()
         if len(self._states) >= _MOST_STATES:
             del self._states[next(iter(self._states))]
@@ -88,24 +88,25 @@ class Recordings:
         state: StackState,
         key: Hashable,
         number: int,
-        moving: StackedContext,
+        moving: Sequence[Tensor],
         step: Step,
         keeps: object,
-    ) -> frozenset[str] | None:
+    ) -> bool:
         """Take a step by its graph, which is made when the step comes up for the second time.
 
         Args:
             key: equal for steps that differ in nothing but what lies in the state and in `moving`. number: of the step.
+            moving: what was drawn for it.
             keeps: what the step looks into beside the state, which must live as long as the graph.
 
         Returns:
-            The names of what it sums; None: it is to be launched.
+            Whether it was taken; otherwise it is to be launched.
         """
         recording = state.graphs.get(key)
         if recording is None:
             if key not in state.graphs:
                 state.graphs[key] = None
-                return None
+                return False
             try:
                 if self._captures[label] >= _MOST_CAPTURES and self._replays[label] < _WORTH * self._captures[label]:
                     raise RuntimeError("its steps are of too many kinds")
@@ -114,19 +115,19 @@ class Recordings:
             except Exception as error:
                 self.refused[label] = kind_and_line(error)
                 self._states = {key: state for key, state in self._states.items() if key[0] != label}
-                return None
-        _copy(recording.moving, moving.tensors)
+                return False
+        _copy(recording.moving, moving)
         state.number.fill_(number)
         recording.graph.replay()
         self._replays[label] += 1
-        return recording.sums
+        return True
 
     def _recorded(
-        self, state: StackState, number: int, moving: StackedContext, step: Step, keeps: object
+        self, state: StackState, number: int, moving: Sequence[Tensor], step: Step, keeps: object
     ) -> _Recording:
         """The step as a graph, which does what the step does when it is launched; the state is as before."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        moving = moving.holding([tensor.clone() for tensor in moving.tensors])
+        moving = [tensor.clone() for tensor in moving]
         state.number.fill_(number)
         written = state.written()
         before = [tensor.detach().clone() for tensor in written]
@@ -145,7 +146,7 @@ class Recordings:
                 launched = [tensor.detach().clone() for tensor in written]
                 _copy(written, before)
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream):  # nothing is computed
-                    sums = step(moving)
+                    step(moving)
                 graph.replay()
             count = len(state.tensors)
             parts = (slice(count), slice(count, count + len(state.optimizer.tensors())))
@@ -156,7 +157,7 @@ class Recordings:
             torch.cuda.set_stream(current)  # where a capture that failed has left another one
             current.wait_stream(stream)
             _copy(written, before)
-        return _Recording(graph, sums, moving.tensors, (moving, keeps))
+        return _Recording(graph, moving, keeps)
 
 
 @contextlib.contextmanager

@@ -1,178 +1,126 @@
-"""Whether clients' steps may be taken as one: a step of two clients on copies, one by one and as one, is compared.
+"""Whether clients' steps may be taken as one: a step of two clients, one after the other and as one, is compared.
 
-Tried once for each network, phase and kind of context: a loss that vectorizes wrongly is never wrong in silence.
+Tried once for each network, phase and set of entries in the context: a loss that vectorizes wrongly is never wrong in
+silence.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polyfed.core.method import Batch, Context, NotVectorizable, StepResult
 from polyfed.core.modules import load_state
 from polyfed.core.randomness import drawn_of_others, seeded_global_rng
-from polyfed.engine.executors.stack_data import ClientProgress, PhaseData
-from polyfed.engine.executors.stacked_loss import Gradients, StackedContext, StackedLoss, Tensors, all_sums
+from polyfed.engine.executors.stacked_loss import StackedContext, StackedLoss, Tensors, own_tensors
 from polyfed.functional.modes import has_batchnorm, without_dropout
 
 _CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
 _ELSEWHERE = 1e-2  # where products may be taken in reduced precision
 
+_Outcome = list[tuple[Tensors, float]]  # of a client's step: what is compared together, and how far it may be off
 
-@dataclass
-class Trial:
-    """A step of a pair of clients of a phase; twice the same one, where it is alone.
 
-    places: in the phase. progresses: theirs. tensors: copies of theirs, (2, ...) by name; those that train take a
-    gradient. chosen: the rows of the batch that each has in this step. static, inputs: their contexts, in the phase
-    and in this step alone.
+def padding_changes_nothing(
+    loss: StackedLoss,
+    template: nn.Module,
+    tensors: Tensors,
+    batch: Batch,
+    sizes: Sequence[int],
+    contexts: Sequence[Context],
+) -> bool:
+    """Take a step with two clients one after the other, and as one, with and without further rows of weight 0.
+
+    Args:
+        template: the network. tensors: (2, ...) by name; those that train take a gradient. They stay as they are.
+        batch: (2, B, ...), filled up. sizes: how many rows of it each has. contexts: of the loss, of each.
+
+    Returns:
+        Whether batches may be filled up with rows of weight 0.
+
+    Raises:
+        NotVectorizable: the results differ also without such rows.
     """
-
-    loss: StackedLoss
-    data: PhaseData
-    places: Sequence[int]
-    progresses: Sequence[ClientProgress]
-    tensors: Tensors
-    chosen: Sequence[Tensor]
-    static: StackedContext
-    inputs: Sequence[Context]
-
-    def __post_init__(self) -> None:
-        count = min(map(len, self.chosen))
-        self._can_fill = not has_batchnorm(self.loss.network)
-        if self._can_fill:  # few enough rows for others to be added with weight 0
-            most = max(self.data.counts[place] for place in self.places)
-            count = max(1, min(count, self.progresses[0].client.training.batch_size // 2, most // 2))
-        self._count = count
-        self.chosen = [rows[:count] for rows in self.chosen]
-
-    def fills(self) -> bool:
-        """Take the step with the pair one after the other, and as one.
-
-        Returns:
-            Whether rows of weight 0 change nothing, so that batches may be filled up with them.
-
-        Raises:
-            NotVectorizable: the results differ.
-        """
-        with seeded_global_rng(0), without_dropout(self.loss.network):  # nothing is drawn of the training's
-            expected = self._taken_alone()
-            with warnings.catch_warnings():
-                warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
-                different = self._difference(self.chosen, expected)
-            if different:
-                raise NotVectorizable(f"the {different} of two clients as one are not those of one after the other")
-            fills = self._can_fill and self._is_same_when_filled(expected)
-        if self.loss.drops:
-            with seeded_global_rng(0):
-                self._as_one(self.chosen)
-        return fills
-
-    def _taken_alone(self) -> list[tuple[StepResult, Tensors]]:
-        """Each client's own step, and the buffers that it leaves."""
-        network, tensors = self.loss.network, self.tensors
-        found = []
-        before = drawn_of_others()
-        for row, (place, progress) in enumerate(zip(self.places, self.progresses, strict=True)):
-            load_state(network, {name: t[row].detach() for name, t in tensors.items()})
-            stacked, _ = self.data.trial_batch([place], [self.chosen[row]], self._count)
-            batch = Batch(*(t[0] for t in stacked if t is not None))
-            step = self.loss.method.gradients(network, batch, {**progress.client.context, **self.inputs[row]})
-            left = own_tensors(network).items()
-            found.append((step, {name: t.clone() for name, t in left if not tensors[name].requires_grad}))
-        if drawn_of_others() != before:
-            raise NotVectorizable("its network draws from Python's or NumPy's generator, once for all clients as one")
-        return found
-
-    def _as_one(self, chosen: Sequence[Tensor]) -> Gradients:
-        batch, shares = self.data.trial_batch(self.places, chosen, self._count)
-        return self.loss(self.tensors, batch, shares, self.static, StackedContext(self.inputs))
-
-    def _difference(self, chosen: Sequence[Tensor], expected: Sequence[tuple[StepResult, Tensors]]) -> str:
-        """What of a step as one is not that of the clients one by one, "" where all is; the pair keeps its buffers.
-
-        A buffer that forward assigns anew (self.x = ...), and does not write into, would be dropped.
-        """
-        tensors = self.tensors
-        begun = {name: t.clone() for name, t in tensors.items() if not t.requires_grad}
-        found = self._as_one(chosen)
-        left = {name: tensors[name] for name in begun}
-        tensors.update(begun)
-        close = _CLOSE.get(found.losses.device.type, _ELSEWHERE)
-        for row, (step, buffers) in enumerate(expected):
-            if not _is_same_step(found, row, step, close):
-                return "gradients"
-            if not all(are_near({n: left[n][row]}, {n: t}, close, 1e-6) for n, t in buffers.items()):
-                return "buffers"
-        return ""
-
-    def _is_same_when_filled(self, expected: Sequence[tuple[StepResult, Tensors]]) -> bool:
-        """Whether other rows of weight 0, as many as there are rows, change nothing for one of the pair."""
-        for row, place in enumerate(self.places):
-            extra = self.data.unlike(place, self.chosen[row])
-            if not len(extra):
-                continue
-            chosen = [*self.chosen]
-            chosen[row] = torch.cat([chosen[row], extra[: self._count]])
-            try:
-                return not self._difference(chosen, expected)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception:  # a loss that wants batches of one size
-                return False
-        return False  # nothing to try it with: copies of the rows that count would change no mean
+    count = min(sizes)
+    can_fill = max(sizes) > 1 and not has_batchnorm(template)
+    if can_fill:  # some of the rows count, others are there with weight 0
+        count = min(count, max(sizes) // 2)
+    plain = Batch(*(t[:, :count] for t in batch if t is not None))
+    filled = batch._replace(w=batch.w * (torch.arange(batch.w.shape[1], device=batch.w.device) < count))
+    with seeded_global_rng(0), without_dropout(template), without_dropout(loss.network):
+        expected = _one_by_one(loss, template, tensors, plain, contexts)
+        # copies of rows that count would change no mean
+        if can_fill and bool((batch.x[:, count:] != batch.x[:, count - 1 : count]).any()):
+            with contextlib.suppress(Exception):  # of a loss that wants batches of one size
+                if _is_same(loss, tensors, filled, contexts, expected):
+                    return True
+        if not _is_same(loss, tensors, plain, contexts, expected):
+            raise NotVectorizable("the steps of two clients as one are not those of one after the other")
+    return False
 
 
-def _is_same_step(found: Gradients, row: int, alone: StepResult, close: float) -> bool:
-    """Whether gradients, loss and sums of one of the clients are those that it has alone; overflows tell nothing."""
-    grads = {name: grad for name, grad in alone.grads.items() if grad is not None}
-    if not all(bool(t.isfinite().all()) for t in (alone.loss, *grads.values())):
+def _one_by_one(
+    loss: StackedLoss, template: nn.Module, tensors: Tensors, batch: Batch, contexts: Sequence[Context]
+) -> list[_Outcome]:
+    found = []
+    before = drawn_of_others()
+    for row, context in enumerate(contexts):
+        load_state(template, {name: t[row].detach() for name, t in tensors.items()})
+        step = loss.method.gradients(template, Batch(*(t[row] for t in batch if t is not None)), context)
+        left = {name: t.clone() for name, t in own_tensors(template).items() if not tensors[name].requires_grad}
+        found.append(_outcome(step, left))
+    if drawn_of_others() != before:
+        raise NotVectorizable("its network draws from Python's or NumPy's generator, once for all clients as one")
+    return found
+
+
+def _is_same(
+    loss: StackedLoss, tensors: Tensors, batch: Batch, contexts: Sequence[Context], expected: Sequence[_Outcome]
+) -> bool:
+    """Whether a step as one gives each client what it has alone, and leaves such buffers."""
+    own = {name: t.detach().clone().requires_grad_(t.requires_grad) for name, t in tensors.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
+        found = loss.gradients(own, batch, StackedContext(contexts))
+    for row, alone in enumerate(expected):
+        grads, sums, raw = ({n: t[row] for n, t in part.items() if t is not None} for part in (found.grads, *found[2:]))
+        left = {name: t[row] for name, t in own.items() if not t.requires_grad}
+        if not _are_near(_outcome(StepResult(grads, found.loss[row], sums, raw), left), alone):
+            return False
+    return True
+
+
+def _outcome(step: StepResult, buffers: Tensors) -> _Outcome:
+    """Gradients together; loss, sums and buffers each by itself."""
+    grads = {name: grad for name, grad in step.grads.items() if grad is not None}
+    others = {"loss": step.loss}
+    for kind, values in (("sum", step.sums), ("raw", step.raw), ("buffer", buffers)):
+        others |= {f"{kind} {name}": t for name, t in values.items()}
+    return [(grads, 1e-9), *(({name: t}, 1e-6) for name, t in others.items())]
+
+
+def _are_near(found: _Outcome, expected: _Outcome) -> bool:
+    """Whether all agree up to a share of the largest entry of what is compared together; overflows tell nothing."""
+    grads, loss = expected[0][0], expected[1][0]
+    if not all(bool(t.isfinite().all()) for t in (*grads.values(), *loss.values())):
         return True
-    numbers = {**all_sums(alone), "": alone.loss}
-    theirs = {**{name: t[row] for name, t in found.sums.items()}, "": found.losses[row]}
-    if found.grads.keys() != grads.keys() or theirs.keys() != numbers.keys():
-        return False
-    return are_near({name: found.grads[name][row] for name in grads}, grads, close, 1e-9) and all(
-        are_near({name: theirs[name]}, {name: number}, close, 1e-6) for name, number in numbers.items()
+    return len(found) == len(expected) and all(
+        _is_near(some, others, least) for (some, _), (others, least) in zip(found, expected, strict=True)
     )
 
 
-def are_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], close: float, least: float) -> bool:
-    """Whether all entries agree up to a share `close` of the largest one, and to `least`; NaN agrees with NaN."""
+def _is_near(found: Tensors, expected: Tensors, least: float) -> bool:
+    """NaN agrees with NaN."""
     sizes = [t.float().abs().nan_to_num(0.0, 0.0).amax() for t in expected.values() if t.numel()]
-    most = close * float(torch.stack(sizes).max()) + least if sizes else 1.0
-    return all(
+    if not sizes:
+        return found.keys() == expected.keys()
+    largest = torch.stack(sizes).max()
+    most = float(largest) * _CLOSE.get(largest.device.type, _ELSEWHERE) + least
+    return found.keys() == expected.keys() and all(
         found[name].shape == t.shape and torch.allclose(found[name].to(t), t, rtol=0.0, atol=most, equal_nan=True)
         for name, t in expected.items()
     )
-
-
-def own_tensors(module: nn.Module) -> Tensors:
-    """Parameters and buffers that are part of a client's weights, tied ones once."""
-    held = module.state_dict()
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: t for name, t in named.items() if name in held}
-
-
-@contextlib.contextmanager
-def attributes_kept(network: nn.Module) -> Iterator[None]:
-    """What layers note in their attributes within the block is gone afterwards, also in lists and dictionaries.
-
-    Tensors that `torch.vmap` has made could be neither used nor copied outside it.
-    """
-    ours = vars(nn.Module()).keys()  # what every layer has is kept as it is
-    before = [(vars(layer), {k: v for k, v in vars(layer).items() if k not in ours}) for layer in network.modules()]
-    copies = [{name: copy.copy(v) if type(v) in (list, dict) else v for name, v in own.items()} for _, own in before]
-    try:
-        yield
-    finally:
-        for (held, own), copied in zip(before, copies, strict=True):
-            for name in held.keys() - ours - own.keys():
-                del held[name]
-            held.update(copied)

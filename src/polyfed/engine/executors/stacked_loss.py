@@ -1,7 +1,7 @@
-"""Gradients of several clients' losses in one vectorized call: stacked weights, batches and contexts.
+"""`Method.gradients` of several clients in one vectorized call: stacked weights, batches and contexts.
 
 A context holds tensors, groups of tensors, reference networks, and plain values (a switch, a width). Clients whose
-losses are computed as one must agree in all that is no tensor, and in the shapes of what is.
+losses are computed as one agree in all that is no tensor, and in the shapes of what is.
 
 Shapes: K clients, B rows.
 """
@@ -11,65 +11,63 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.method import Batch, Context, Method, NotVectorizable, PrecomputedGradients, StepResult
+from polyfed.core.method import Batch, Context, Method, PrecomputedGradients, StepResult
 from polyfed.core.modules import FrozenModel
 from polyfed.functional.modes import dropout_layers
 from polyfed.functional.tied_tensors import tensor_places
-from polyfed.functional.vmapped import FewerKernels, RowShares
+from polyfed.functional.vmapped import FewerKernels
 
 Tensors = dict[str, Tensor]
-Unpack = Callable[[Sequence[Tensor]], Any]
-_RAW = "raw gradient "  # before a name, among what is summed over the steps
 
 
-def structure(value: Any, exact: bool = True) -> Hashable:
-    """What two contexts, or parts of them, must have in common to be computed as one: shapes, and what is no tensor.
-
-    Args:
-        exact: False: types and dimensions only, which say of what kind the loss is.
-    """
+def structure(value: Any) -> Hashable:
+    """What contexts, or parts of them, share that can be computed as one: shapes of tensors, and all else itself."""
     if isinstance(value, Tensor):
-        return value.dtype, tuple(value.shape) if exact else value.dim()
+        return value.dtype, tuple(value.shape)
     if isinstance(value, FrozenModel):
-        return FrozenModel, structure(value.weights, exact)
+        return id(value.network), structure(value.weights)
     if isinstance(value, Mapping):
-        return tuple(sorted((str(name), structure(entry, exact)) for name, entry in value.items()))
+        return tuple(sorted((str(name), structure(entry)) for name, entry in value.items()))
     if isinstance(value, list | tuple):
-        return type(value), tuple(structure(entry, exact) for entry in value)
-    if value is None or isinstance(value, bool | str):
-        return value
-    return type(value), value if exact and isinstance(value, int | float) else None
+        return type(value), tuple(map(structure, value))
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return type(value), value if is_plain else id(value)
+
+
+def own_tensors(module: nn.Module) -> Tensors:
+    """Parameters and buffers that are part of a client's weights, tied ones once."""
+    held = module.state_dict()
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: t for name, t in named.items() if name in held}
+
+
+def without_values(network: nn.Module) -> nn.Module:
+    """A copy of the network whose own tensors have shapes alone; in a call each client's take their place."""
+    own = own_tensors(network).values()
+    empty = {id(t): torch.empty_like(t, device="meta").requires_grad_(t.requires_grad) for t in own}
+    return copy.deepcopy(network, empty)
 
 
 class StackedContext:
     """The contexts of several clients, in tensors that a vectorized function takes.
 
     Args:
-        contexts: of one exact `structure`.
+        contexts: of one `structure`.
 
     Attributes:
         tensors: those that differ stacked, (K, ...); those that are the same object for all as they are.
-        axes: 0 or None for each, as `torch.vmap` wants it. networks: that some of the tensors are the weights of.
-
-    Raises:
-        NotVectorizable: an entry is neither a tensor nor the same for all.
+        axes: 0 or None for each, as `torch.vmap` wants it.
     """
 
     def __init__(self, contexts: Sequence[Context]) -> None:
         self.tensors: list[Tensor] = []
         self.axes: list[int | None] = []
-        self.networks: list[nn.Module] = []
-        self._entries = {name: self._pack(name, [context[name] for context in contexts]) for name in contexts[0]}
-
-    @property
-    def shapes(self) -> Hashable:
-        """What two of them have in common whose tensors may lie in the same places."""
-        return tuple((t.dtype, t.shape, axis) for t, axis in zip(self.tensors, self.axes, strict=True))
+        self._entries = {name: self._pack([context[name] for context in contexts]) for name in contexts[0]}
 
     def holding(self, tensors: Sequence[Tensor]) -> StackedContext:
         """The same with other tensors."""
@@ -77,98 +75,90 @@ class StackedContext:
         other.tensors = list(tensors)
         return other
 
-    def some(self, pick: Callable[[Tensor], Tensor]) -> StackedContext:
-        """Those of some clients. pick: takes theirs of (K, ...)."""
+    def some(self, rows: slice | Tensor) -> StackedContext:
+        """That of some of the clients."""
         pairs = zip(self.tensors, self.axes, strict=True)
-        return self.holding([tensor if axis is None else pick(tensor) for tensor, axis in pairs])
+        return self.holding([tensor if axis is None else tensor[rows] for tensor, axis in pairs])
+
+    def with_inputs(self, inputs: Sequence[Context]) -> StackedContext:
+        """The same with entries of one step, each client's; their tensors come last."""
+        if not inputs or not inputs[0]:
+            return self
+        other = self.holding(self.tensors)
+        other.axes = list(self.axes)
+        packed = {name: other._pack([each[name] for each in inputs]) for name in inputs[0]}
+        other._entries = {**self._entries, **packed}
+        return other
 
     def of_one(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
         """One client's context. tensors: its own, in place of those of all."""
         return {name: entry(tensors) for name, entry in self._entries.items()}
 
-    def _pack(self, name: str, values: Sequence[Any]) -> Unpack:
+    def _pack(self, values: Sequence[Any]) -> Callable[[Sequence[Tensor]], Any]:
         """What makes one client's value of its tensors, after those of all have been put among `tensors`."""
         first = values[0]
-        kind = type(first)
-        shared = all(value is first for value in values)
         if isinstance(first, Tensor):
+            shared = all(value is first for value in values)
             self.tensors.append(first if shared else torch.stack(list(values)))
             self.axes.append(None if shared else 0)
             return operator.itemgetter(len(self.tensors) - 1)
         if isinstance(first, FrozenModel):
-            self.networks.append(first.network)
-            weights = self._pack(name, [value.weights for value in values])
+            weights = self._pack([value.weights for value in values])
             return lambda tensors: first.holding(weights(tensors))
         if isinstance(first, Mapping):
-            entries = {key: self._pack(name, [value[key] for value in values]) for key in first}
+            entries = {key: self._pack([value[key] for value in values]) for key in first}
             return lambda tensors: {key: entry(tensors) for key, entry in entries.items()}
         if isinstance(first, list | tuple):
-            parts = [self._pack(name, each) for each in zip(*values, strict=True)]
-            make = kind._make if hasattr(kind, "_make") else kind  # of a named tuple
+            parts = [self._pack(each) for each in zip(*values, strict=True)]
+            make = getattr(first, "_make", type(first))  # of a named tuple
             return lambda tensors: make(part(tensors) for part in parts)
-        if not shared and not (isinstance(first, int | float | str) and all(value == first for value in values)):
-            raise NotVectorizable(f"'{name}' in the context of its loss is a {kind.__name__}, no tensor")
         return lambda tensors: first
-
-
-class Gradients(NamedTuple):
-    """Of one step of K clients. grads: by name. losses: (K,). sums: by name, also of raw gradients; all (K, ...)."""
-
-    grads: Tensors
-    losses: Tensor
-    sums: Tensors
 
 
 class StackedLoss:
     """`Method.gradients` of several clients of a network, as one.
 
     Args:
-        method: whose loss. network: the template of all.
+        method: whose loss. network: that of all, `without_values`.
     """
 
     def __init__(self, method: Method, network: nn.Module) -> None:
         self.method, self.network = method, network
-        self.drops = bool(dropout_layers(network))
-        self.has_own_gradients = type(method).gradients is not Method.gradients
         self._loss = _Loss(method, network)
+        self._has_own_gradients = type(method).gradients is not Method.gradients
+        self._randomness = "different" if dropout_layers(network) else "error"
 
-    def __call__(
-        self, tensors: Tensors, batch: Batch, shares: Tensor, static: StackedContext, moving: StackedContext
-    ) -> Gradients:
-        """Gradients of those tensors that take one, and what the losses sum; buffers are written in place.
+    def gradients(self, tensors: Tensors, batch: Batch, context: StackedContext) -> StepResult:
+        """All clients' `StepResult`, (K, ...) each; buffers are written in place.
 
         Args:
-            tensors: (K, ...) by name. batch: of x (K, B, ...). shares: each row's in the sum of its client's weights,
-                and minus it, (K, 2, B). static, moving: the contexts, of the phase and of this step alone.
+            tensors: (K, ...) by name; of those that take a gradient it is taken. batch: of x (K, B, ...).
         """
 
-        def loss(tensors: Tensors, batch: Batch, shares: Tensor, *given: Sequence[Tensor]) -> Any:
-            with FewerKernels(RowShares(batch.w, *shares.unbind())):
-                return self._loss.of(tensors, batch, _context(static, moving, given))
+        def loss(tensors: Tensors, batch: Batch, given: Sequence[Tensor]) -> Any:
+            with FewerKernels():
+                return self._loss.of(tensors, batch, context.of_one(given))
 
-        axes = (tuple(static.axes), tuple(moving.axes))
-        given = (tuple(static.tensors), tuple(moving.tensors))
-        drawn = "different" if self.drops else "error"
-        losses, sums = torch.func.vmap(loss, (0, 0, 0, *axes), randomness=drawn)(tensors, batch, shares, *given)
+        vectorized = torch.func.vmap(loss, (0, 0, context.axes), randomness=self._randomness)
+        losses, sums = vectorized(tensors, batch, context.tensors)
         leaves = {name: t for name, t in tensors.items() if t.requires_grad}
+        # no client's loss depends on another's weights
         taken = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         grads = {name: grad for name, grad in zip(leaves, taken, strict=True) if grad is not None}
-        losses = losses.detach()
-        sums = {name: value.detach() for name, value in sums.items()}
-        if not self.has_own_gradients:
-            return Gradients(grads, losses, sums)
+        step = StepResult(grads, losses.detach(), {name: value.detach() for name, value in sums.items()}, {})
+        if not self._has_own_gradients:
+            return step
 
-        def changed(
-            own: Tensors, grads: Tensors, loss: Tensor, sums: Tensors, batch: Batch, *given: Sequence[Tensor]
-        ) -> Any:
-            context = _context(static, moving, given)
-            step = StepResult({name: grads.get(name) for name in own}, loss, sums)
-            made = self.method.gradients(PrecomputedGradients(step, context, own), batch, context)
-            return {name: grad for name, grad in made.grads.items() if grad is not None}, made.loss, all_sums(made)
+        def changed(own: Tensors, step: StepResult, batch: Batch, given: Sequence[Tensor]) -> Any:
+            one = context.of_one(given)
+            step = step._replace(grads={name: step.grads.get(name) for name in own})
+            made = self.method.gradients(PrecomputedGradients(step, one, own), batch, one)
+            found = {name: grad for name, grad in made.grads.items() if grad is not None}
+            return found, made.loss, dict(made.sums), dict(made.raw)
 
         weights = {name: t.detach() for name, t in leaves.items()}
-        found = torch.func.vmap(changed, (0, 0, 0, 0, 0, *axes))(weights, grads, losses, sums, batch, *given)
-        return Gradients(*found)
+        changes = torch.func.vmap(changed, (0, 0, 0, context.axes))
+        return StepResult(*changes(weights, step, batch, context.tensors))
 
 
 class _Loss(nn.Module):
@@ -187,18 +177,3 @@ class _Loss(nn.Module):
         """Loss and sums of the network with these tensors, by their first names."""
         named = {f"model.{place}": tensors[name] for place, name in self._places.items() if name in tensors}
         return torch.func.functional_call(self, named, (batch, context), tie_weights=False)
-
-
-def _context(static: StackedContext, moving: StackedContext, given: Sequence[Sequence[Tensor]]) -> dict[str, Any]:
-    return {**static.of_one(given[0]), **moving.of_one(given[1])}
-
-
-def all_sums(step: StepResult) -> Tensors:
-    """All that is summed over the steps: numbers, and raw gradients under names of their own."""
-    return {**step.sums, **{f"{_RAW}{name}": grad for name, grad in step.raw.items()}}
-
-
-def split_sums(sums: Tensors) -> tuple[Tensors, Tensors]:
-    """The sums of numbers, and those of raw gradients."""
-    raw = {name.removeprefix(_RAW): total for name, total in sums.items() if name.startswith(_RAW)}
-    return {name: total for name, total in sums.items() if not name.startswith(_RAW)}, raw

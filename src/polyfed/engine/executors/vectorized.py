@@ -7,7 +7,7 @@ same clients train in the same stacks. What cannot be stacked is done as `Serial
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -15,9 +15,8 @@ from polyfed.core.method import NotVectorizable, Phase
 from polyfed.core.randomness import derive_seed, keep_global_rng, seed_global_rng
 from polyfed.engine.executors.client_work import ClientWork, Serial, WorkerContext, run_job
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
-from polyfed.engine.executors.stack_trial import attributes_kept, own_tensors
-from polyfed.engine.executors.stacked_clients import Known, StackedClients, loss_context
-from polyfed.engine.executors.stacked_loss import Tensors, structure
+from polyfed.engine.executors.stacked_loss import Tensors, own_tensors, structure
+from polyfed.engine.executors.stacked_training import Known, StackedClients, loss_context
 from polyfed.engine.local_training import contexts_on
 from polyfed.errors import RunError, kind_and_line
 from polyfed.functional.device_copies import copy_once
@@ -49,12 +48,13 @@ class VectorizedExecutor:
         self._say = say
         self._serial = Serial(context)
         self._said: set[str] = set()
+        self._prepares: list[object] = []
         self._known = Known()
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         found: dict[int, JobResult] = {}
         with keep_global_rng():
-            for places in _alike(jobs, self._size):
+            for places in self._alike(jobs):
                 for place, result in zip(places, self._results([jobs[place] for place in places]), strict=True):
                     found[place] = result
                     done(len(found))
@@ -67,19 +67,36 @@ class VectorizedExecutor:
     def close(self) -> None:
         """See `Executor`."""
 
-    def _results(self, jobs: Sequence[TrainJob]) -> Iterator[JobResult]:
+    def _alike(self, jobs: Sequence[TrainJob]) -> Iterator[list[int]]:
+        """The places of clients who may train together, of similar size, and at most so many as a stack has."""
+        kinds: dict[Hashable, list[int]] = {}
+        for place, job in enumerate(jobs):
+            kinds.setdefault(self._kind(job), []).append(place)
+        for places in kinds.values():
+            places.sort(key=lambda place: -len(jobs[place].client.data.train))
+            for first in range(0, len(places), self._size):
+                yield sorted(places[first : first + self._size])
+
+    def _kind(self, job: TrainJob) -> Hashable:
+        """What is the same for those who may train together: the network, the exchange, the form of the data."""
+        client, x = job.client, job.client.data.train.x
+        if client.prepare not in self._prepares:
+            self._prepares.append(client.prepare)
+        prepare = self._prepares.index(client.prepare)
+        return client.architecture, job.variant, job.exchange.name, prepare, x.shape[1:], x.dtype
+
+    def _results(self, jobs: Sequence[TrainJob]) -> Iterable[JobResult]:
+        """Those of clients of one kind."""
         first = jobs[0]
-        kind = _kind(first)
         if not first.exchange.trains:
-            yield from map(self._alone, jobs)
-            return
+            return map(self._alone, jobs)
+        kind = self._kind(first)
         reason = self._known.refused.get(kind) or self.context.method.trains_alone
         if first.client.privacy.max_grad_norm:
             reason = "gradients are bounded row by row"
         if not reason and len(jobs) >= self._least(first):
             try:
-                yield from self._stacked(jobs)
-                return
+                return self._stacked(jobs)
             except NotVectorizable as error:
                 reason = self._known.refused[kind] = str(error)
             except torch.OutOfMemoryError as error:
@@ -89,11 +106,10 @@ class VectorizedExecutor:
                         f"device's memory ran out with {len(jobs)} clients as one; set run.workers below {len(jobs)}"
                     ) from error
                 torch.cuda.empty_cache()
-                yield from self._results(jobs)
-                return
+                return self._results(jobs)
         if reason:
             self._say_once(f"clients train one after the other; {first.client.architecture}: {reason}")
-        yield from map(self._alone, jobs)
+        return map(self._alone, jobs)
 
     def _least(self, job: TrainJob) -> int:
         """How many clients of this kind are worth a stack, at least."""
@@ -101,7 +117,7 @@ class VectorizedExecutor:
         if model_factory.device.type == "cpu":
             return 2
         network = model_factory.module(job.client.architecture, job.variant)
-        return 1 if self._known.recordings.worthwhile(_kind(job), network) else min(WORTH, self._size)
+        return 1 if self._known.recordings.worthwhile(self._kind(job), network) else min(WORTH, self._size)
 
     def _alone(self, job: TrainJob) -> JobResult:
         fresh = functools.partial(self.context.store.allocate, job.client.architecture, job.variant)
@@ -112,63 +128,62 @@ class VectorizedExecutor:
 
         Clients whose contexts differ in more than values are apart from each other.
         """
-        works, tensors = self._received(jobs)
-        training = works[0].client.training
-        exchange = jobs[0].exchange
-        phases = self.context.method.phases(training) if exchange.phases is None else exchange.phases
+        first = jobs[0]
+        phases = first.exchange.phases
+        if phases is None:
+            phases = self.context.method.phases(first.client.training)
+        works, weights = self._received(jobs)
         groups: dict[Hashable, list[int]] = {}
         for place, work in enumerate(works):
             groups.setdefault(structure(loss_context(work.client, phases)), []).append(place)
         found: dict[int, JobResult] = {}
         for places in groups.values():
-            if len(places) >= self._least(jobs[0]):
-                own = tensors if len(groups) == 1 else {name: t[places] for name, t in tensors.items()}
-                found |= zip(places, self._trained([works[place] for place in places], own, phases), strict=True)
+            if len(places) >= self._least(first):
+                tensors = {name: torch.stack([weights[place][name] for place in places]) for name in weights[0]}
+                found |= zip(places, self._trained([works[place] for place in places], tensors, phases), strict=True)
             else:
-                self._say_once("clients whose contexts differ in names or shapes train one after the other")
+                self._say_once("clients whose contexts differ in more than values of tensors train one after the other")
                 found |= {place: self._alone(jobs[place]) for place in places}
         return [found[place] for place in range(len(jobs))]
 
-    def _received(self, jobs: Sequence[TrainJob]) -> tuple[list[ClientWork], Tensors]:
-        """The clients, each with its context, and their networks' tensors, (K, ...) by name."""
+    def _received(self, jobs: Sequence[TrainJob]) -> tuple[list[ClientWork], list[Tensors]]:
+        """The clients, each with its context, and their networks' tensors by name."""
         model_factory = self.context.model_factory
+        template = model_factory.module(jobs[0].client.architecture, jobs[0].variant)
+        names = list(own_tensors(template))
         works: list[ClientWork] = []
-        stacked: Tensors = {}
-        names: list[str] = []  # looked for once, as that takes time
+        weights: list[Tensors] = []
         with copy_once():  # of what all are sent
-            for place, job in enumerate(jobs):
+            for job in jobs:
                 work = ClientWork(job, self.context.method, model_factory)
                 work.seed_layers()
                 work.receive()
                 works.append(work)
                 held = model_factory.state(job.client.architecture, job.variant)
-                own = {name: held[name].detach() for name in names or own_tensors(work.client.model)}
-                names = list(own)
-                stacked = stacked or {name: torch.stack([t] * len(jobs)) for name, t in own.items()}
-                torch._foreach_copy_([t[place] for t in stacked.values()], list(own.values()))
+                weights.append({name: held[name].detach().clone() for name in names})
             contexts = contexts_on([work.client.context for work in works], model_factory.device)
         for work, context in zip(works, contexts, strict=True):
             work.client.context = context
-        return works, stacked
+        return works, weights
 
     def _trained(self, works: Sequence[ClientWork], tensors: Tensors, phases: Sequence[Phase]) -> Iterator[JobResult]:
         """Train as one, the networks' tensors in place, then upload one after the other."""
         job = works[0].job
+        kind = self._kind(job)
         architecture, variant = job.client.architecture, job.variant
         model_factory = self.context.model_factory
         template = model_factory.module(architecture, variant)
         clients = [work.client for work in works]
-        numbers = [client.id for client in clients]
         try:
-            stack = StackedClients(clients, tensors, self.context.method, template, self._known, _kind(job))
+            stack = StackedClients(clients, tensors, self.context.method, template, self._known, kind)
+            numbers = [client.id for client in clients]
             seed_global_rng(derive_seed(clients[0].seed, "layers", job.exchange.name, job.round, *numbers))
-            with attributes_kept(template):
-                trained = stack.train(phases)
+            trained = stack.train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
         except Exception as error:  # also one of the method's own, which shows when the client trains alone
             raise NotVectorizable(f"its training cannot be vectorized ({kind_and_line(error)})") from error
-        if reason := self._known.recordings.refused.get(_kind(job)):
+        if reason := self._known.recordings.refused.get(kind):
             self._say_once(f"{architecture}: steps are launched one by one, not recorded ({reason})")
         if dropout_layers(template):
             self._say_once(f"{architecture}: dropout draws other masks for clients trained as one than for each alone")
@@ -184,28 +199,3 @@ class VectorizedExecutor:
         if text not in self._said:
             self._said.add(text)
             self._say(f"{self.context.method.name}: {text}")
-
-
-def _alike(jobs: Sequence[TrainJob], size: int) -> Iterator[list[int]]:
-    """The places of clients who may train together: of one network and one kind of data, of similar size.
-
-    Args:
-        size: how many there are together, at most.
-    """
-    kinds: dict[Hashable, list[int]] = {}
-    prepares: list[object] = []
-    for place, job in enumerate(jobs):
-        client, own = job.client, job.client.data.train
-        if client.prepare not in prepares:
-            prepares.append(client.prepare)
-        key = (_kind(job), prepares.index(client.prepare), own.x.shape[1:], own.x.dtype)
-        kinds.setdefault(key, []).append(place)
-    for places in kinds.values():
-        places.sort(key=lambda place: -len(jobs[place].client.data.train))
-        for first in range(0, len(places), size):
-            yield sorted(places[first : first + size])
-
-
-def _kind(job: TrainJob) -> Hashable:
-    """What is the same for those who may train together, and on which it depends whether they can."""
-    return job.client.architecture, job.variant, job.exchange.name

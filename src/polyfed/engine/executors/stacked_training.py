@@ -1,0 +1,308 @@
+"""The local loop of several clients of one network as one: what `local_training.train` does, on stacked tensors.
+
+Parameters and buffers are stacked, (K, ...); the losses of all clients are one vectorized call, their gradients one
+backward pass, and the optimizer, being elementwise, takes one step on the stack. Every client draws from its own
+streams what it draws in `train`. A batch with fewer rows than others is filled up with rows of weight 0; where that
+would change the result (BatchNorm, a loss that does not weigh its rows), clients with as many rows are taken together,
+and so are those whose step has the same kind of inputs. The clients with most steps stand first, so that those who are
+left are always the first rows.
+
+Shapes: K clients, B rows, S steps of a phase.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import get_group
+from polyfed.core.method import Context, Method, NotVectorizable, Phase, StepResult, TrainingResult
+from polyfed.core.modules import trainable_parameters
+from polyfed.engine.executors.recorded_step import Recordings
+from polyfed.engine.executors.stack_data import ClientProgress, PhaseData, StackState, with_room
+from polyfed.engine.executors.stack_trial import padding_changes_nothing
+from polyfed.engine.executors.stacked_loss import StackedContext, StackedLoss, Tensors, structure, without_values
+from polyfed.engine.local_training import train_only
+from polyfed.functional.device_copies import in_float64, move_mappings
+
+
+@dataclass
+class Known:
+    """What a run has found out about its stacks, by network and exchange.
+
+    Attributes:
+        refused: why clients train one after the other. fills: whether rows of weight 0 change nothing, also by phase
+            and entries of the context. recordings: what is recorded of steps on a GPU.
+    """
+
+    refused: dict[Hashable, str] = field(default_factory=dict)
+    fills: dict[Hashable, bool] = field(default_factory=dict)
+    recordings: Recordings = field(default_factory=Recordings)
+
+
+class StackedClients:
+    """Clients of one network at work.
+
+    Args:
+        clients: K, whose `loss_context` have one `structure`. tensors: their networks', (K, ...) by name, trained in
+            place. method: whose loss. template: the network; what it holds means nothing.
+        known: what was found out before; grows. label: what that may depend on: the network, the exchange.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        tensors: Tensors,
+        method: Method,
+        template: nn.Module,
+        known: Known,
+        label: Hashable,
+    ) -> None:
+        self.tensors, self.template, self.known, self.label = tensors, template, known, label
+        network = without_values(template.train())
+        self.loss = StackedLoss(method, network)
+        self.device = next(iter(tensors.values())).device
+        self.progresses = [ClientProgress(client, place) for place, client in enumerate(clients)]
+        self.linear = {f"{name}.weight" for name, each in template.named_modules() if isinstance(each, nn.Linear)}
+        self.sums: Tensors = {}
+        self.raw_sums: Tensors = {}
+        self.losses = in_float64(torch.zeros(len(clients), device=self.device))  # of all rows together
+        for client in clients:
+            client.bound = network  # what a method draws for a step must not depend on weights
+
+    def train(self, phases: Sequence[Phase]) -> list[TrainingResult]:
+        """Go through the phases; each client's result.
+
+        Raises:
+            NotVectorizable: they cannot be trained as one; `tensors` mean nothing then.
+        """
+        network = self.loss.network
+        contexts = [loss_context(progress.client, phases) for progress in self.progresses]
+        for number, phase in enumerate(phases):
+            with train_only(network, phase), train_only(self.template, phase):
+                names, _ = trainable_parameters(network)
+                if not names:
+                    continue
+                for progress in self.progresses:
+                    progress.client.phase = phase.name
+                    progress.start(phase)
+                if any(progress.batches for progress in self.progresses):
+                    StackedPhase(self, number, phase, names, contexts).train()
+        for progress in self.progresses:
+            progress.client.phase = ""
+        floats = [t.detach().reshape(len(t), -1) for t in self.tensors.values() if t.is_floating_point()]
+        weights = torch.stack([t.sum(dim=1).float() for t in floats]).sum(dim=0)  # NaN where any entry is not finite
+        values = torch.cat([self.losses, weights.to(self.losses)]).tolist()  # at once, as asking a GPU stops it
+        results = []
+        for place, progress in enumerate(self.progresses):
+            sums, raw_sums = ({name: t[place] for name, t in sums.items()} for sums in (self.sums, self.raw_sums))
+            loss = values[place] / max(progress.samples, 1)
+            is_finite = math.isfinite(values[len(weights) + place])
+            results.append(TrainingResult(progress.steps, progress.samples, loss, sums, raw_sums, is_finite))
+        return results
+
+
+class StackedPhase:
+    """One phase of all clients of a stack.
+
+    Args:
+        number: of the phase. names: of the parameters that train. contexts: what the loss finds, of each client.
+    """
+
+    def __init__(
+        self, stack: StackedClients, number: int, phase: Phase, names: Sequence[str], contexts: Sequence[Context]
+    ) -> None:
+        self._stack, self._number = stack, number
+        self._progresses = sorted(stack.progresses, key=lambda progress: -len(progress.batches))
+        places = [progress.place for progress in self._progresses]
+        self._order = torch.tensor(places).to(stack.device)
+        self._contexts = [contexts[place] for place in places]
+        self._static = StackedContext(self._contexts)
+        self._data = PhaseData(self._progresses, phase, stack.device)
+        tensors = {name: t[self._order] for name, t in stack.tensors.items()}
+        # linear layers' weights are laid as their gradients come out of the vectorized product
+        tensors |= {name: t.mT.contiguous().mT for name, t in tensors.items() if name in stack.linear}
+        values = {"tensor": tensors, "mask": self._masks(phase.mask, names)}
+        recordings = stack.known.recordings
+        self._is_recorded = recordings.worthwhile(stack.label, stack.template)
+        if self._is_recorded:
+            values["data"] = {name: with_room(t) for name, t in self._data.tensors.items()}
+            values["context"] = {str(place): t.clone() for place, t in enumerate(self._static.tensors)}
+        client = self._progresses[0].client
+        rate = client.training.lr_at(client.round, phase.lr)
+        steps = len(values["data"]["rows"] if self._is_recorded else self._data.sizes)
+        self._fills = False  # whether batches of the present step are filled up with rows of weight 0
+        self._state = StackState(values, names, client.training, rate, steps, self._is_recorded)
+        if self._is_recorded:
+            self._state = recordings.state(stack.label, number, self._state)
+            self._data.tensors = self._state.values["data"]
+            self._static = self._static.holding(list(self._state.values["context"].values()))
+
+    def train(self) -> None:
+        """Take all steps; everybody's tensors then lie in the stack's."""
+        sizes = self._data.sizes
+        before = len(self._progresses)
+        for step, going in enumerate((sizes > 0).sum(dim=1).tolist()):
+            if going < before:
+                self._leave(going, before)
+                before = going
+            inputs = self._inputs(step, going)
+            widths = sizes[step].tolist()
+            groups = self._groups(step, widths, inputs)
+            if len(groups) > 1 or not self._replayed(step, widths, inputs):
+                self._launched(step, groups, widths, inputs)
+        self._leave(0, before)
+        losses = in_float64(self._state.losses[: len(sizes)])
+        counts = sizes.to(losses.device)
+        self._stack.losses[self._order.to(losses.device)] += torch.where(counts > 0, losses * counts, 0.0).sum(dim=0)
+        for progress, samples in zip(self._progresses, sizes.sum(dim=0).tolist(), strict=True):
+            progress.steps += len(progress.batches)
+            progress.samples += samples
+
+    def _masks(self, group: str | None, names: Sequence[str]) -> Tensors:
+        """Everybody's masks of the parameters `names`, (K, ...); a client without a mask moves all of its tensor."""
+        if group is None:
+            return {}
+        each = [get_group(progress.client.context, group) for progress in self._progresses]
+        whole = torch.tensor(True)
+        found = {}
+        for name in names:
+            if any(name in masks for masks in each):
+                shape = self._stack.tensors[name].shape[1:]
+                rows = [masks.get(name, whole).to(self._stack.device).bool().expand(shape) for masks in each]
+                found[name] = torch.stack(rows)
+        return found
+
+    def _inputs(self, step: int, going: int) -> Sequence[Context]:
+        """What the method draws for the step of each who goes on."""
+        method = self._stack.loss.method
+        if type(method).step_inputs is Method.step_inputs:
+            return [{}] * going
+        drawn = [method.step_inputs(p.client, p.steps + step, p.draws) for p in self._progresses[:going]]
+        return move_mappings(drawn, self._stack.device)
+
+    def _groups(self, step: int, widths: Sequence[int], inputs: Sequence[Context]) -> list[list[int]]:
+        """The places of clients whose steps are taken as one. widths: how many rows each has."""
+        kinds: dict[Hashable, list[int]] = {}
+        for place, given in enumerate(inputs):
+            kinds.setdefault(structure(given), []).append(place)
+        tried = [self._tried(step, places, widths, inputs) for places in kinds.values()]
+        self._fills = all(tried)
+        if self._fills:
+            return list(kinds.values())
+        groups: dict[Hashable, list[int]] = {}
+        for kind, places in kinds.items():
+            for place in places:
+                groups.setdefault((kind, widths[place]), []).append(place)
+        return list(groups.values())
+
+    def _tried(self, step: int, places: Sequence[int], widths: Sequence[int], inputs: Sequence[Context]) -> bool:
+        """Whether rows of weight 0 change nothing, once it is known that these clients' steps can be taken as one."""
+        stack = self._stack
+        key = (stack.label, self._number, frozenset([*self._contexts[0], *inputs[places[0]]]))
+        known = stack.known.fills
+        if key not in known:
+            most = sorted(places, key=lambda place: -widths[place])
+            pair = [most[0], most[1 % len(most)]]  # twice the same one, where it is alone
+            rows = torch.tensor(pair).to(stack.device)
+            tensors = {n: t.detach()[rows].requires_grad_(t.requires_grad) for n, t in self._state.tensors.items()}
+            batch = self._data.batch(rows, step, widths[pair[0]])
+            contexts = [{**self._contexts[place], **inputs[place]} for place in pair]
+            counts = [widths[place] for place in pair]
+            known[key] = padding_changes_nothing(stack.loss, stack.template, tensors, batch, counts, contexts)
+        return known[key]
+
+    def _launched(
+        self, step: int, groups: Sequence[Sequence[int]], widths: Sequence[int], inputs: Sequence[Context]
+    ) -> None:
+        """Take a step of all who go on, group by group."""
+        going = len(inputs)
+        found = []
+        for places in groups:
+            rows = slice(going) if len(groups) == 1 else torch.tensor(places).to(self._stack.device)
+            context = self._static.some(rows).with_inputs([inputs[place] for place in places])
+            width = max(widths[place] for place in places)
+            found.append((rows, self._gradients(going, rows, step, width, context)))
+        self._move(going, step, found)
+
+    def _gradients(
+        self, going: int, rows: slice | Tensor, step: int | Tensor, width: int, context: StackedContext
+    ) -> StepResult:
+        """The step of some of the first `going` clients; buffers are written in place."""
+        tensors = self._state.first(going).tensors
+        batch = self._data.batch(rows, step, width)
+        if isinstance(rows, slice):
+            return self._stack.loss.gradients(tensors, batch, context)
+        own = {name: t.detach()[rows].requires_grad_(t.requires_grad) for name, t in tensors.items()}
+        found = self._stack.loss.gradients(own, batch, context)
+        for name, t in tensors.items():
+            if not t.requires_grad:
+                t[rows] = own[name]
+        return found
+
+    def _move(self, going: int, step: int | Tensor, found: Sequence[tuple[slice | Tensor, StepResult]]) -> None:
+        """One step of the optimizer for the first `going` clients."""
+        state = self._state.first(going)
+        grads = found[0][1].grads
+        if any(each.grads.keys() != grads.keys() for _, each in found):
+            raise NotVectorizable("some of its parameters have a gradient in the steps of some clients only")
+        if len(found) > 1:
+            joined = {name: torch.empty_like(state.tensors[name]) for name in grads}
+            for rows, each in found:
+                for name, whole in joined.items():
+                    whole[rows] = each.grads[name]  # type: ignore[assignment]
+            grads = joined
+        state.move(grads)
+        for rows, each in found:
+            state.add(rows, step, each)
+
+    def _replayed(self, step: int, widths: Sequence[int], inputs: Sequence[Context]) -> bool:
+        """Take a step of all who go on by its graph, if there is one.
+
+        It is the graph of as many clients as there were, or of half as many: who is through is computed with the others
+        for nothing.
+        """
+        stack, state = self._stack, self._state
+        recordings = stack.known.recordings
+        if not self._is_recorded or stack.label in recordings.refused:
+            return False
+        going = len(inputs)
+        count = len(self._progresses)
+        while count >= 2 * going:
+            count //= 2
+        width = self._data.width if self._fills else widths[0]
+        rows = slice(count)
+        static = self._static.some(rows)
+        context = static.with_inputs([*inputs, *[inputs[-1]] * (count - going)])
+        key = (count, width, tuple(context.axes), structure(self._contexts[0]), structure(inputs[0]))
+
+        def taken(moving: Sequence[Tensor]) -> None:
+            now = context.holding([*static.tensors, *moving])
+            self._move(count, state.number, [(rows, self._gradients(count, rows, state.number, width, now))])
+
+        moving = context.tensors[len(static.tensors) :]
+        return recordings.replay(stack.label, state, key, step, moving, taken, (stack.loss, context, self._data))
+
+    def _leave(self, going: int, before: int) -> None:
+        """Write the tensors and sums of those who are through to the stack's."""
+        stack, state = self._stack, self._state
+        through = slice(going, before)
+        index = self._order[through]
+        for name, t in state.tensors.items():
+            stack.tensors[name][index] = t[through].detach()
+        for whole, own in ((stack.sums, state.sums), (stack.raw_sums, state.raw_sums)):
+            for name, t in own.items():
+                if name not in whole:
+                    whole[name] = torch.zeros_like(t)
+                whole[name][index] += t[through]
+
+
+def loss_context(client: Client, phases: Sequence[Phase]) -> Context:
+    """What a stacked loss finds in a client's context: all but rows and masks, which may differ in shape."""
+    named = {name for phase in phases for name in (phase.rows, phase.mask)}
+    return {name: value for name, value in client.context.items() if name not in named}

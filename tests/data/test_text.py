@@ -16,7 +16,7 @@ import torch
 from polyfed.data.datasets import load_dataset
 from polyfed.data.labeled_texts import load_word_vectors
 from polyfed.data.partition import hash_groups
-from polyfed.data.text import TextConfig, tokenize, vocabulary
+from polyfed.data.text import tokenize, vocabulary
 from polyfed.errors import ConfigError
 from tests.helpers.refusals import refusal
 from tests.helpers.small_data import put, reading
@@ -61,8 +61,6 @@ def test_words_of_any_script_keep_their_marks_and_no_sign_is_lost(text: str, wor
 def test_the_rule_of_fedrep_and_characters() -> None:
     assert tokenize("@ann http://a.b #x -- (no)?", "fedrep") == ["ann", "http", "a", ".", "b", "x", "no", "?"]
     assert tokenize(" Ab\r\n e\u0301 好", "characters") == ["A", "b", " ", "é", " ", "好"]
-    with pytest.raises(ConfigError, match="unknown tokens 'character'; did you mean 'characters'"):
-        TextConfig(tokens="character")
 
 
 def test_the_vocabulary_is_the_most_frequent_words_and_ties_are_alphabetical() -> None:
@@ -167,8 +165,6 @@ def test_wrong_vectors_are_one_clear_line(tmp_path: Path, content: bytes, messag
         (lambda r: load_dataset("sentiment140", r, text_column="txt"), "did you mean 'text'"),
         (lambda r: load_dataset("sentiment140", r, text_column="sentiment"), "expected texts"),
         (lambda r: load_dataset("hub:a/b", max_length=9), "'hub:a/b' has no use for max_length"),
-        (lambda r: TextConfig(vocabulary=0), "expected vocabulary to be a whole number >= 1, got 0"),
-        (lambda r: TextConfig(length=True), "expected length to be a whole number"),
     ],
 )
 def test_wrong_requests_are_one_clear_line(root: Path, ask: Callable[[Path], object], message: str) -> None:

@@ -123,7 +123,7 @@ def read_source(
     options.check_used(*OF_FILES, *(OF_TEXTS if is_text else ("image_column",)), *more)
     sides = parquet_sides(homes(), of_clients)
     if is_text:
-        return encode_texts(options.dataset, *read_texts(sides, options), options.words)
+        return encode_texts(*read_texts(sides, options), options)
     return read_images(sides, options).as_source(options.dataset)
 
 

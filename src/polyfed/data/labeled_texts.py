@@ -19,10 +19,13 @@ from polyfed.data.classes import Files, encode_labels
 from polyfed.data.column_schema import Columns
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.files import check_file
+from polyfed.data.options import SourceOptions
 from polyfed.data.samples import LabeledSamples
-from polyfed.data.text import FIRST_WORD, TextConfig, Vocabulary, encode_tokens, tokenize, vocabulary
+from polyfed.data.text import FIRST_WORD, Vocabulary, encode_tokens, tokenize, vocabulary
 from polyfed.errors import ConfigError, first_line
 
+_VOCABULARY = 5000  # words that have ids, unless another number is asked for
+_WORDS, _CHARACTERS = 25, 100  # ids per text likewise; 25 words are FedHeNN's
 _ON = {"train": "on the training side", "test": "on the test side"}
 
 
@@ -42,7 +45,7 @@ class RawTexts:
         return len(self.texts)
 
 
-def encode_texts(name: str, sides: Mapping[str, RawTexts], columns: Columns, how: TextConfig) -> DatasetSource:
+def encode_texts(sides: Mapping[str, RawTexts], columns: Columns, options: SourceOptions) -> DatasetSource:
     """Texts and their labels as numbers; the vocabulary is made of the training side alone.
 
     A text without any word is a row of padding. columns: where texts and labels stood, and the classes' names, if the
@@ -50,7 +53,9 @@ def encode_texts(name: str, sides: Mapping[str, RawTexts], columns: Columns, how
     """
     if columns.content == columns.label:
         raise ConfigError(f"expected texts and labels in different columns, got '{columns.label}' for both")
-    words_in = {side: [tokenize(text, how.rule) for text in raw.texts] for side, raw in sides.items()}
+    rule = options.tokens or "words"
+    length = options.max_length or (_CHARACTERS if rule == "characters" else _WORDS)
+    words_in = {side: [tokenize(text, rule) for text in raw.texts] for side, raw in sides.items()}
     raw_labels = {side: raw.labels for side, raw in sides.items()}
     files = {side: raw.files for side, raw in sides.items()}
     labels, class_names = encode_labels(raw_labels, columns.label, columns.class_names, files)
@@ -58,23 +63,24 @@ def encode_texts(name: str, sides: Mapping[str, RawTexts], columns: Columns, how
         raise ConfigError(f"expected labels of two or more classes, got '{class_names[0]}' alone")
     vectors = None
     known: dict[str, NDArray[np.float32]] | None = None
-    if how.vectors is not None:
-        known = load_word_vectors(Path(how.vectors), {word for text in words_in["train"] for word in text})
-    words = vocabulary(words_in["train"], how.vocab_size, known)
+    if options.word_vectors is not None:
+        known = load_word_vectors(Path(options.word_vectors), {word for text in words_in["train"] for word in text})
+    most = options.vocab_size or _VOCABULARY
+    words = vocabulary(words_in["train"], most, known)
     if known is not None:
         width = len(next(iter(known.values())))
         vectors = torch.from_numpy(np.stack([np.zeros(width, np.float32)] * FIRST_WORD + [known[w] for w in words]))
-    made = Vocabulary(words, how.max_length, columns.content, how.vocab_size if vectors is None else None, how.rule)
+    made = Vocabulary(words, length, columns.content, most if vectors is None else None, rule)
     samples = {
         side: LabeledSamples(encode_tokens(words_in[side], words, made.length), torch.from_numpy(labels[side]))
         for side in sides
     }
     return DatasetSource.of(
-        name,
+        options.dataset,
         samples,
         class_names,
         {side: raw.columns for side, raw in sides.items()},
-        words=how.ids if vectors is None else vectors,
+        words=made.network_ids if vectors is None else vectors,
         vocabulary=made,
         label_column=columns.label,
         remarks=_remarks(words_in, samples, made),

@@ -9,7 +9,6 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from polyfed.data.samples import ONE_LABEL, is_missing
-from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
 from polyfed.registry import PARTITIONS, suggest
 from polyfed.validation.effect import ActsWith
@@ -100,11 +99,6 @@ class SourceSettings(Settings):
             if len({*names}) < len(names) or any(n != n.strip() or is_missing(n) for n in names):
                 raise ValueError(f"categories.{column} expects every category once, and none that is missing")
         return self
-
-    @property
-    def words(self) -> TextConfig:
-        """How texts are read."""
-        return TextConfig(self.text_column, self.vocab_size, self.max_length, self.word_vectors, self.tokens)
 
 
 class SourceOptions(SourceSettings):

@@ -237,7 +237,7 @@ def read_source(options: SourceOptions, place: Path, homes: Sequence[Path] | Non
     if homes is not None:
         options = options.model_copy(update={"columns": [*options.columns, CLIENT]})
     if is_text:
-        return encode_texts(options.dataset, *read_texts(sides, place, options), options.words)
+        return encode_texts(*read_texts(sides, place, options), options)
     return encode(options.dataset, sides, place, options)
 
 

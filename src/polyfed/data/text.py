@@ -1,6 +1,6 @@
 """Texts as numbered words, padded to one length; labels and vectors: `polyfed.data.labeled_texts`.
 
-What has ids ("words" below) is, by the rule that `TextConfig.tokens` names,
+What has ids ("words" below) is, by the rule that ``data.tokens`` names,
 
     words       in lower case, a run of letters, digits, combining marks and apostrophes; every other sign by itself, an
                 emoji with what changes its look. Nothing but blanks is lost, in any script.
@@ -23,13 +23,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from polyfed.errors import ConfigError, suggest
 
 PADDING = 0
 UNKNOWN = 1
@@ -38,55 +35,7 @@ FIRST_WORD = 2
 WORDS_FILE = "words.txt"  # beside a run's models: the words that have ids, in their order, one a line
 
 OF_PAPER = "fedrep"  # the rule of FedRep's Sentiment140
-_LENGTHS = {"characters": 100}  # ids per text by default; of the other rules 25, FedHeNN's
 _OF_PAPER = re.compile(r"[\w']+|[.,!?;]")
-
-
-@dataclass(frozen=True)
-class TextConfig:
-    """How texts become ids; None stands for the default.
-
-    Args:
-        column: the column with texts; None to find it.
-        vocabulary: how many words have ids of their own, at most; default 5000.
-        length: L, ids per text: the first words, padded; default 25, FedHeNN's, or 100 characters.
-        vectors: a text file with a word and its numbers on each line, as GloVe's are; then only its words are in the
-            vocabulary, and networks take their vectors as they are. Default: networks learn vectors.
-        tokens: the rule by which a text is cut into what has ids, see above; default "words".
-    """
-
-    column: str | None = None
-    vocabulary: int | None = None
-    length: int | None = None
-    vectors: str | Path | None = None
-    tokens: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.tokens is not None and self.tokens not in _RULES:
-            raise ConfigError(f"unknown tokens '{self.tokens}'{suggest(self.tokens, _RULES)}")
-        for name, value in (("vocabulary", self.vocabulary), ("length", self.length)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"expected {name} to be a whole number >= 1, got {value!r}")
-
-    @property
-    def vocab_size(self) -> int:
-        """The vocabulary's size at most."""
-        return 5000 if self.vocabulary is None else self.vocabulary
-
-    @property
-    def rule(self) -> str:
-        """By which a text is cut."""
-        return self.tokens or "words"
-
-    @property
-    def max_length(self) -> int:
-        """L."""
-        return _LENGTHS.get(self.rule, 25) if self.length is None else self.length
-
-    @property
-    def ids(self) -> int:
-        """V of networks that learn vectors: the same whatever the texts are."""
-        return FIRST_WORD + self.vocab_size
 
 
 @dataclass(frozen=True)
@@ -106,6 +55,11 @@ class Vocabulary:
     column: str | None = None
     most: int | None = None
     tokens: str = "words"
+
+    @property
+    def network_ids(self) -> int | None:
+        """How many ids networks take that learn vectors, the same whatever the texts are; None: they get vectors."""
+        return None if self.most is None else FIRST_WORD + self.most
 
     @property
     def size(self) -> int:

@@ -15,7 +15,7 @@ from polyfed.core.client import Client, to_float
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder, ModelFactory, with_classes
 from polyfed.core.modules import copy_network
-from polyfed.data.text import TextConfig, Vocabulary
+from polyfed.data.text import Vocabulary
 from polyfed.engine.compatibility import check_parameters
 from polyfed.engine.network_checks import compute_alike
 from polyfed.errors import ConfigError, suggest
@@ -92,7 +92,7 @@ def builders_by_name(
         if client.given is not None or name in own:
             continue
         _check_named(client, own)
-        words = None if vocabulary is None or vocabulary.most is None else TextConfig(vocabulary=vocabulary.most).ids
+        words = None if vocabulary is None else vocabulary.network_ids
         shape = tuple(client.data.train.x.shape[1:])
         outputs = classes or 1
         if client.class_names:

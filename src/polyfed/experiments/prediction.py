@@ -36,7 +36,7 @@ from polyfed.core.randomness import seeded_global_rng, unless_drawn
 from polyfed.core.settings import AdapterSettings
 from polyfed.data.inference_inputs import InputSpec, from_tensor, read
 from polyfed.data.samples import TableColumns, TargetScale, refuse_masked
-from polyfed.data.text import OF_PAPER, WORDS_FILE, TextConfig, Vocabulary
+from polyfed.data.text import FIRST_WORD, OF_PAPER, WORDS_FILE, Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.device import parse_device
@@ -422,7 +422,7 @@ def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
         entry["input"]["shape"][0],
         texts["column"],
         entry["vocabulary"],
-        TextConfig(tokens=texts.get("tokens", OF_PAPER)).rule,
+        texts.get("tokens", OF_PAPER),
     )
 
 
@@ -448,7 +448,7 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
     """The network that the client trained, as an entry of the index says; its weights are any."""
     own = entry["architecture"]
     auxiliary = entry.get("auxiliary_model")
-    words = None if entry.get("vocabulary") is None else TextConfig(vocabulary=entry["vocabulary"]).ids
+    words = None if entry.get("vocabulary") is None else FIRST_WORD + entry["vocabulary"]
     builders = {
         name: functools.partial(
             build,

@@ -24,7 +24,7 @@ from polyfed.data.classes import encode_labels
 from polyfed.data.column_schema import Columns, check_column, column_values, pick_columns, stored_features
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.files import check_file, check_sides, find_split_files, owners
-from polyfed.data.images import LabeledImages, cache_decoded, decode, from_cache
+from polyfed.data.images import decode, from_cache, into_cache
 from polyfed.data.labeled_texts import RawTexts, encode_texts
 from polyfed.data.options import CLIENT, OF_FILES, OF_TEXTS, SourceOptions
 from polyfed.data.samples import LabeledSamples
@@ -124,14 +124,15 @@ def read_source(
     sides = parquet_sides(homes(), of_clients)
     if is_text:
         return encode_texts(*read_texts(sides, options), options)
-    return read_images(sides, options).as_source(options.dataset)
+    return read_images(sides, options)
 
 
-def read_images(sides: Parts, options: SourceOptions, label_column: str | None = None) -> LabeledImages:
-    """Decode images; Parquet files' are taken from the cache where they were decoded before.
+def read_images(sides: Parts, options: SourceOptions, label_column: str | None = None, **known: Any) -> DatasetSource:
+    """Decode images, or take them from the cache where they were decoded before.
 
-    options: of it image_column, label_column and columns, of which one that the test side lacks is left out there.
-    label_column: where the options name none.
+    Args:
+        options: of it image_column, label_column and columns, of which one that the test side lacks is left out there.
+        label_column: where the options name none. known: mean and std per channel, where they are.
     """
     found = _same_columns(sides, "image", options.image_column, options.label_column or label_column)
     places = [(side, part.where) for side, parts in sides.items() for part in parts]
@@ -147,10 +148,10 @@ def read_images(sides: Parts, options: SourceOptions, label_column: str | None =
             images[side], raw[side] = _read_side(parts, found, shape)
             shape = images[side].shape[1:]
         labels, names = encode_labels(raw, found.label, found.class_names, _files(sides))
-        samples = {side: LabeledSamples(images[side], torch.from_numpy(labels[side])) for side in sides}
-        read = cache_decoded(key, samples, names)
-    more = {side: _extra_columns(parts, options.columns, side == "train") for side, parts in sides.items()}
-    return replace(read, columns=more, label_column=found.label)
+        read = {side: LabeledSamples(images[side], torch.from_numpy(labels[side])) for side in sides}, names
+        into_cache(key, *read)
+    further = {side: _extra_columns(parts, options.columns, side == "train") for side, parts in sides.items()}
+    return DatasetSource.of(options.dataset, *read, further, label_column=found.label, **known)
 
 
 def read_texts(sides: Parts, options: SourceOptions) -> tuple[dict[str, RawTexts], Columns]:

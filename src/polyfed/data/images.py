@@ -9,21 +9,18 @@ import io
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.data import cache
 from polyfed.data.classes import natural_sort, negative_name
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.files import check_sides, choose_splits, owners, split_of
-from polyfed.data.options import CLIENT
+from polyfed.data.options import CLIENT, SourceOptions
 from polyfed.data.samples import LabeledSamples, upright
 from polyfed.data.transforms import convert_channels, resize
 from polyfed.errors import ConfigError, first_line, gathered
@@ -32,28 +29,7 @@ from polyfed.results.read import parse_json
 _VERSION = "picture-folders-3"  # part of every cache key: raise it when decoding or the order of rows changes
 PICTURES = (".png", ".jpg", ".jpeg")
 _Rows = list[tuple[str, Path]]  # (class, file)
-
-
-@dataclass(frozen=True)
-class LabeledImages:
-    """What was read: the sides ("train", "test"), what the classes are called, and further columns by side.
-
-    label_column: where the labels stood in the files; None: in none.
-    """
-
-    sides: Mapping[str, LabeledSamples]
-    class_names: tuple[str, ...]
-    columns: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
-    label_column: str | None = None
-
-    def as_source(
-        self, name: str, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None
-    ) -> DatasetSource:
-        """A data set of them. mean, std: per channel, where they are known."""
-        known: dict[str, Any] = {} if mean is None else {"mean": mean, "std": std}
-        return DatasetSource.of(
-            name, self.sides, self.class_names, self.columns, label_column=self.label_column, **known
-        )
+Sides = Mapping[str, LabeledSamples]  # "train" and, if there is one, "test"
 
 
 def decode(data: bytes | None, place: str) -> Tensor:
@@ -88,35 +64,31 @@ def decode(data: bytes | None, place: str) -> Tensor:
 # the decoded copy ----------------------------------------------------------------------------------------------------
 
 
-def from_cache(key: str) -> LabeledImages | None:
-    """The decoded copy, or None, also where another program wrote the entry."""
+def from_cache(key: str) -> tuple[Sides, tuple[str, ...]] | None:
+    """The decoded sides and the classes' names; None where there are none, also where another program wrote them."""
     found = cache.load_entry(key)
     if found is None:
         return None
     tensors, facts = found
     try:
         names = parse_json(facts["class_names"].encode())
-        sides = {
-            side: LabeledSamples(tensors[f"{side}_x"], tensors[f"{side}_y"])
-            for side in ("train", "test")
-            if side == "train" or "test_x" in tensors
-        }
-        return LabeledImages(sides, tuple(names))
+        sides = ("train", "test") if "test_x" in tensors else ("train",)
+        read = {side: LabeledSamples(tensors[f"{side}_x"], tensors[f"{side}_y"]) for side in sides}
+        return read, tuple(names)
     except (KeyError, ValueError, TypeError, ConfigError):
         return None
 
 
-def cache_decoded(key: str, sides: Mapping[str, LabeledSamples], names: tuple[str, ...]) -> LabeledImages:
-    """Decoded sides ("train", "test"), of which a copy is left in the cache."""
+def into_cache(key: str, sides: Sides, names: tuple[str, ...]) -> None:
+    """Leave a copy of decoded sides in the cache."""
     tensors = {f"{side}_{part}": getattr(sides[side], part) for side in sides for part in ("x", "y")}
     cache.save_entry(key, tensors, {"class_names": json.dumps(names)})
-    return LabeledImages(sides, names)
 
 
 # folders of classes ------------------------------------------------------------------------------------------------
 
 
-def read_folders(places: Sequence[Path], image_size: int | None, of_clients: bool = False) -> LabeledImages:
+def read_folders(options: SourceOptions, places: Sequence[Path], of_clients: bool = False) -> DatasetSource:
     """Read and decode folders of class folders, or take the decoded copy from the cache.
 
     Where a folder right below is called train, the folders right below are sides
@@ -125,10 +97,12 @@ def read_folders(places: Sequence[Path], image_size: int | None, of_clients: boo
     equal channels).
 
     Args:
+        options: of it image_size, pixels a side, to which each image is resized; None: all have one size.
         places: one folder, or with `of_clients` one of each client.
-        image_size: pixels a side, to which each image is resized; None: all have one size.
         of_clients: gives the further column "client"; a client may lack classes, and have some in its test side alone.
     """
+    options.check_used()
+    size = options.image_size
     read = gathered(partial(_sides, place) for place in places)
     check_sides({place.name: "test" in sides for place, sides in zip(places, read, strict=True)})
     sides = {side: [row for of_place in read for row in of_place[side]] for side in read[0]}
@@ -146,15 +120,16 @@ def read_folders(places: Sequence[Path], image_size: int | None, of_clients: boo
     rows = [(side, name, path) for side, found in sides.items() for name, path in found]
     marks = cache.file_marks(path for _, _, path in rows)
     of_rows = (f"{side} {name} {mark}" for (side, name, _), mark in zip(rows, marks, strict=True))
-    key = cache.cache_key([_VERSION, str(image_size), *of_rows])
-    found = from_cache(key) or cache_decoded(key, _decoded(sides, names, image_size), names)
-    if not of_clients:
-        return found
-    whose = {
-        side: {CLIENT: owners([place.name for place in places], [len(of_place[side]) for of_place in read])}
-        for side in sides
-    }
-    return replace(found, columns=whose)
+    key = cache.cache_key([_VERSION, str(size), *of_rows])
+    found = from_cache(key)
+    if found is None:
+        found = _decoded(sides, names, size), names
+        into_cache(key, *found)
+    further = {}
+    if of_clients:
+        homes = [place.name for place in places]
+        further = {side: {CLIENT: owners(homes, [len(of_place[side]) for of_place in read])} for side in sides}
+    return DatasetSource.of(options.dataset, *found, further)
 
 
 def _decoded(sides: dict[str, _Rows], names: tuple[str, ...], image_size: int | None) -> dict[str, LabeledSamples]:

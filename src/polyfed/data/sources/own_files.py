@@ -11,8 +11,7 @@ from polyfed.data.sources import located, source
 @source("images:PATH", files=True)
 def image_folders(options: SourceOptions) -> DatasetSource:
     """A folder per class."""
-    options.check_used()
-    return images.read_folders([located(options)], options.image_size).as_source(options.dataset)
+    return images.read_folders(options, [located(options)])
 
 
 @source("csv:PATH", files=True)
@@ -37,5 +36,4 @@ def client_folders(options: SourceOptions) -> DatasetSource:
         return tables.read_source(options, place, homes)
     if kind == "parquet":
         return arrow_tables.read_source(options, lambda: homes, of_clients=True)
-    options.check_used()
-    return images.read_folders(homes, options.image_size, of_clients=True).as_source(options.dataset)
+    return images.read_folders(options, homes, of_clients=True)

@@ -26,8 +26,8 @@ def _published(
         options.check_used("label_column", "columns", "image_column")
         place = folder_of(options)
         place = place / inner if has_parquet(place / inner) else place
-        images = arrow_tables.read_images(arrow_tables.parquet_sides([place]), options, label_column)
-        return images.as_source(name, *statistics)
+        mean, std = statistics
+        return arrow_tables.read_images(arrow_tables.parquet_sides([place]), options, label_column, mean=mean, std=std)
 
     read.__doc__ = about
     source(name, files=True)(read)

@@ -16,23 +16,14 @@ import polyfed as pf
 from polyfed import attacks
 from polyfed.attacks import replay as replays
 from polyfed.attacks.audit import FILES, audit_run
-from polyfed.attacks.inference import (
-    HOLDER,
-    SERVER,
-    MembershipSamples,
-    infer_labels,
-    lira,
-    loss_attack,
-    membership_samples,
-    pool,
-)
+from polyfed.attacks.inference import SERVER, describe_guesses, infer_labels, lira, membership_samples
 from polyfed.attacks.replay import Replay, find_full_model, plaintext_facts, replay
 from polyfed.cli import app as cli
 from polyfed.core.message import flatten, get_group, get_tensor
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
-from polyfed.functional.membership_scores import auc
+from polyfed.functional.membership_scores import auc, loss_scores
 from polyfed.report.run_records import RunRecord
 from polyfed.results.schema import RoundRecord
 from polyfed.results.stored_files import StoredRecipe
@@ -173,54 +164,44 @@ def test_classes_are_guessed_from_what_goes_up(ran: Ran) -> None:
 # which rows -----------------------------------------------------------------------------------------------------------
 
 
-def rows_of(heard: Replay, number: int) -> MembershipSamples:
-    found = membership_samples(heard.client(number), False)
-    assert found is not None
-    return found
-
-
 def test_an_overfitted_network_gives_its_rows_away_and_one_that_never_saw_them_does_not(
     overfitted: tuple[Done, Replay],
 ) -> None:
     done, heard = overfitted
     own, strange, fresh = [], [], []
     for number in range(3):
-        transcript, asked = heard.transcript(number), rows_of(heard, number)
+        transcript, rows = heard.transcript(number), membership_samples(heard.client(number), False)
         network = find_full_model(heard, transcript)
-        assert network is not None
-        assert network.was_broadcast(heard, transcript)
-        x, client = asked.samples.x, heard.client(number)
+        assert network is not None and rows is not None  # noqa: PT018
+        assert network.is_whole_in(transcript.down)
+        samples, member = rows
+        client = heard.client(number)
         others = heard.transcript((number + 1) % 3).up
-        own.append(loss_attack(SERVER, network.logits(heard, transcript.up, x, client), asked))
-        strange.append(loss_attack(SERVER, network.logits(heard, others, x, client), asked))
-        fresh.append(loss_attack(SERVER, network.logits(heard, transcript.down, x, client), asked))
+        for guesses, message in ((own, transcript.up), (strange, others), (fresh, transcript.down)):
+            guesses.append((loss_scores(network.logits(message, samples.x, client), samples.y), member))
         kept = load(done.record.path, number, stage="personal")
-        holder = loss_attack(HOLDER, kept.scores(x), asked)
-        assert torch.allclose(holder.scores, own[-1].scores, atol=1e-5), "what a client keeps is what it sent"
-    leaks = auc(pool(own).scores, pool(own).member)
-    assert leaks.low > 0.55
+        holder = loss_scores(kept.scores(samples.x), samples.y)
+        assert torch.allclose(holder, own[-1][0], atol=1e-5), "what a client keeps is what it sent"
+    assert describe_guesses(SERVER, "loss", own)["auc"]["low"] > 0.55
     for blind in (strange, fresh):
-        chance = auc(pool(blind).scores, pool(blind).member)
-        assert chance.low < 0.5 < chance.high
-    assert pool(own).summary()["auc"] == leaks._asdict()
+        chance = describe_guesses(SERVER, "loss", blind)["auc"]
+        assert chance["low"] < 0.5 < chance["high"]
 
 
 @pytest.mark.slow
 def test_lira_tells_rows_by_shadow_models(overfitted: tuple[Done, Replay]) -> None:
     _, heard = overfitted
-    transcript, asked = heard.transcript(0), rows_of(heard, 0)
+    transcript, rows = heard.transcript(0), membership_samples(heard.client(0), False)
     network = find_full_model(heard, transcript)
-    assert network is not None
-    found = lira(heard, transcript, network, asked, 4)
-    assert found is not None
-    assert auc(found.scores, asked.member).low > 0.5
-    blind = lira(heard, dataclasses.replace(transcript, up=transcript.down), network, asked, 4)
-    assert blind is not None
-    chance = auc(blind.scores, asked.member)
+    assert network is not None and rows is not None  # noqa: PT018
+    samples, member = rows
+    blind = dataclasses.replace(transcript, up=transcript.down)
+    found, unknowing, again = (lira(heard, one, network, samples, 4) for one in (transcript, blind, transcript))
+    assert found is not None and unknowing is not None and again is not None  # noqa: PT018
+    assert auc(found, member).low > 0.5
+    chance = auc(unknowing, member)
     assert chance.low < 0.5 < chance.high
-    again = lira(heard, transcript, network, asked, 4)
-    assert again is not None
-    assert torch.equal(again.scores, found.scores)
+    assert torch.equal(again, found)
 
 
 def test_rows_of_a_common_test_set_have_the_clients_class_shares() -> None:
@@ -229,9 +210,10 @@ def test_rows_of_a_common_test_set_have_the_clients_class_shares() -> None:
     own = LabeledSamples(torch.zeros(12, 1), y)
     client = pf.Client(nn.Linear(1, 5), own, LabeledSamples(torch.zeros(150, 1), pool))
     client.id = 0
-    asked = membership_samples(client, True)
-    assert asked is not None
-    assert asked.samples.y[~asked.member].bincount().tolist() == [3, 9]
+    rows = membership_samples(client, True)
+    assert rows is not None
+    samples, member = rows
+    assert samples.y[~member].bincount().tolist() == [3, 9]
     assert membership_samples(pf.Client(nn.Linear(1, 5), own), False) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -9,16 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.attacks.inference import (
-    HOLDER,
-    SERVER,
-    MembershipScores,
-    infer_labels,
-    lira,
-    loss_attack,
-    membership_samples,
-    pool,
-)
+from torch import Tensor
+
+from polyfed.attacks.inference import HOLDER, SERVER, describe_guesses, infer_labels, lira, membership_samples
 from polyfed.attacks.reconstruction import Reconstruction, draw_images, reconstruct
 from polyfed.attacks.replay import (
     Replay,
@@ -32,6 +26,7 @@ from polyfed.attacks.replay import (
 from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
+from polyfed.functional.membership_scores import loss_scores
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.grouping import looks_of
 from polyfed.report.plot_style import canvas, legend, line_style, save, style_axes
@@ -43,6 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FILES = ("leakage.json", "membership.png", "membership.svg", "reconstructions.png", "reconstructions.svg")
+_Guesses = dict[tuple[str, str], tuple[Tensor, Tensor]]  # (by, how) -> scores, and who is a member
 _FEWEST = 4  # shadow models: two with and two without each row
 _PANELS = ((SERVER, "loss", "server, loss"), (SERVER, "LiRA", "server, LiRA"), (HOLDER, "loss", "holder, loss"))
 _ABOUT = "Members: rows that a client trained on. Others: test rows that nobody trained on."
@@ -143,14 +139,14 @@ def audit_run(
     run = replay(record, sent_last)
     transcripts = {number: run.transcript(number) for number in sent_last}
     facts = [plaintext_facts(transcript.up, run.client(number)) for number, transcript in transcripts.items()]
-    guesses: dict[tuple[str, str], list[MembershipScores]] = {}  # (by, how) -> each client's
+    guesses: dict[tuple[str, str], list[tuple[Tensor, Tensor]]] = {}  # (by, how) -> each client's
     why_not_members = ""
     for number, transcript in transcripts.items():
         say(f"{record.name}: client {number}")
         found, why = _members(run, transcript, shadows)
         why_not_members = why_not_members or why
-        for guess in found:
-            guesses.setdefault((guess.by, guess.how), []).append(guess)
+        for attacker, guess in found.items():
+            guesses.setdefault(attacker, []).append(guess)
     made: Reconstruction | None = None
     why_no_images: str | None = "not asked for"
     if images:
@@ -169,7 +165,7 @@ def audit_run(
         "goes_up": describe(transcripts[sent_last[0]].traveled),
         "in_the_clear": [fact for fact in facts[0] if all(fact in other for other in facts)],
         "classes": infer_labels(run, transcripts),
-        "membership": [pool(found).summary() for found in guesses.values()],
+        "membership": [describe_guesses(*attacker, found) for attacker, found in guesses.items()],
         "membership_why_not": why_not_members or None,
         "reconstruction": None if made is None else made.summary,
         "reconstruction_why_not": why_no_images,
@@ -177,13 +173,14 @@ def audit_run(
     return content, made
 
 
-def _members(run: Replay, transcript: Transcript, shadows: int) -> tuple[list[MembershipScores], str]:
+def _members(run: Replay, transcript: Transcript, shadows: int) -> tuple[_Guesses, str]:
     """All guesses about one client's rows, and the reason for none by the server, or no LiRA."""
     client = run.client(transcript.job.client.id)
     rows = membership_samples(client, run.federation.task.test is not None)
     if rows is None:
-        return [], "no test samples to tell members from"
-    found = []
+        return {}, "no test samples to tell members from"
+    samples, member = rows
+    found: _Guesses = {}
     why = ""
     network = find_full_model(run, transcript)
     if not transcript.up:
@@ -191,18 +188,20 @@ def _members(run: Replay, transcript: Transcript, shadows: int) -> tuple[list[Me
     elif network is None:
         why = f"what goes up ({', '.join(transcript.up)}) holds no whole network: no way from a row to a score"
     else:
-        found.append(loss_attack(SERVER, network.logits(run, transcript.up, rows.samples.x, client), rows))
-        if shadows and not network.was_broadcast(run, transcript):
+        losses = loss_scores(network.logits(transcript.up, samples.x, client), samples.y)
+        found[SERVER, "loss"] = losses, member
+        if shadows and not network.is_whole_in(transcript.down):
             why = "no LiRA: where the client's weights started did not come down, so that no shadow model starts there"
         elif shadows:
-            guess = lira(run, transcript, network, rows, shadows)
-            why = "" if guess else "no LiRA: shadow models were refused"
-            found += [guess] if guess else []
-    try:
+            ratios = lira(run, transcript, network, samples, shadows)
+            if ratios is None:
+                why = "no LiRA: shadow models were refused"
+            else:
+                found[SERVER, "LiRA"] = ratios, member
+    with contextlib.suppress(ConfigError):  # networks that a run folder cannot rebuild
         holder = load(run.record.path, client.id, run.recipe.run.device, run.record.trusted, "personal")
-    except ConfigError:  # networks that a run folder cannot rebuild
-        return found, why
-    return [*found, loss_attack(HOLDER, holder.scores(rows.samples.x), rows)], why
+        found[HOLDER, "loss"] = loss_scores(holder.scores(samples.x), samples.y), member
+    return found, why
 
 
 # the tables and the figure --------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,14 +28,7 @@ from polyfed.core.client import Client
 from polyfed.core.modules import head_names
 from polyfed.core.randomness import generator
 from polyfed.data.samples import LabeledSamples
-from polyfed.functional.membership_scores import (
-    auc,
-    likelihood_ratio,
-    logit_of_true_class,
-    loss_scores,
-    roc,
-    tpr_at_fpr,
-)
+from polyfed.functional.membership_scores import auc, likelihood_ratio, logit_of_true_class, roc, tpr_at_fpr
 from polyfed.models.split import SplitModel
 
 SEED = 0  # of the attacker's draws
@@ -46,55 +38,34 @@ _POINTS = 200  # of a curve in the records, at most
 _STATED = "which classes"  # the fact of `plaintext_facts`
 
 
-@dataclass(frozen=True, eq=False)
-class MembershipScores:
-    """One attacker's scores of some rows.
+def describe_guesses(by: str, how: str, clients: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """How good an attacker's guesses are over the rows of several clients, as JSON takes it.
 
-    by: "server" or "holder of the network". how: "loss" or "LiRA".
-    scores: (N,), the higher the likelier a member. member: (N,) bool, the truth.
+    The rate is None where there are too few rows for it. The ROC curve has at most `_POINTS` points, denser where few
+    others are called members.
+
+    Args:
+        by: `SERVER` or `HOLDER`. how: "loss" or "LiRA".
+        clients: of each, the scores (N,), the higher the likelier a member, and (N,) bool, the truth.
     """
-
-    by: str
-    how: str
-    scores: Tensor
-    member: Tensor
-
-    def summary(self) -> dict[str, Any]:
-        """How good it is, as JSON takes it; the rate is None where there are too few rows for it.
-
-        The ROC curve has at most `_POINTS` points, denser where few others are called members.
-        """
-        rate = tpr_at_fpr(self.scores, self.member, _FPR)
-        alarms, hits = roc(self.scores, self.member)
-        points = sorted({0, *np.geomspace(1, len(alarms) - 1, _POINTS).round().astype(int).tolist()})
-        return {
-            "by": self.by,
-            "how": self.how,
-            "members": int(self.member.sum()),
-            "others": int((~self.member).sum()),
-            "auc": auc(self.scores, self.member)._asdict(),
-            "tpr_at_1_percent": None if rate is None else rate._asdict(),
-            "roc": {"fpr": alarms[points].tolist(), "tpr": hits[points].tolist()},
-        }
+    scores = torch.cat([own for own, _ in clients])
+    member = torch.cat([truth for _, truth in clients])
+    rate = tpr_at_fpr(scores, member, _FPR)
+    alarms, hits = roc(scores, member)
+    points = sorted({0, *np.geomspace(1, len(alarms) - 1, _POINTS).round().astype(int).tolist()})
+    return {
+        "by": by,
+        "how": how,
+        "members": int(member.sum()),
+        "others": int((~member).sum()),
+        "auc": auc(scores, member)._asdict(),
+        "tpr_at_1_percent": None if rate is None else rate._asdict(),
+        "roc": {"fpr": alarms[points].tolist(), "tpr": hits[points].tolist()},
+    }
 
 
-def pool(guesses: Sequence[MembershipScores]) -> MembershipScores:
-    """The rows of several clients, guessed in the same way, as one."""
-    first = guesses[0]
-    scores = torch.cat([guess.scores for guess in guesses])
-    return MembershipScores(first.by, first.how, scores, torch.cat([guess.member for guess in guesses]))
-
-
-@dataclass(frozen=True, eq=False)
-class MembershipSamples:
-    """The tested rows. samples: members first. member: (N,) bool."""
-
-    samples: LabeledSamples
-    member: Tensor
-
-
-def membership_samples(client: Client, shared_test: bool) -> MembershipSamples | None:
-    """A client's training samples and test samples; None where one of the two is missing.
+def membership_samples(client: Client, shared_test: bool) -> tuple[LabeledSamples, Tensor] | None:
+    """A client's training samples, then test samples, and which are the former, (N,) bool; None where one is missing.
 
     Args:
         client: with its data.
@@ -106,7 +77,7 @@ def membership_samples(client: Client, shared_test: bool) -> MembershipSamples |
     if shared_test:
         test = test.select(_alike(test.y, train.y, generator(SEED, "candidates", client.id)))
     samples = LabeledSamples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]))
-    return MembershipSamples(samples, torch.arange(len(samples)) < len(train))
+    return samples, torch.arange(len(samples)) < len(train)
 
 
 def _alike(pool: Tensor, like: Tensor, draws: torch.Generator) -> Tensor:
@@ -120,18 +91,12 @@ def _alike(pool: Tensor, like: Tensor, draws: torch.Generator) -> Tensor:
     return torch.cat([own[: math.ceil(share * int(n))] for own, n in zip(shuffled, wanted, strict=True)])
 
 
-def loss_attack(by: str, logits: Tensor, rows: MembershipSamples) -> MembershipScores:
-    """The loss threshold on a network's outputs (N, C) for the rows."""
-    return MembershipScores(by, "loss", loss_scores(logits, rows.samples.y), rows.member)
-
-
 def lira(
-    replay: Replay, transcript: Transcript, network: ExposedModel, rows: MembershipSamples, shadows: int
-) -> MembershipScores | None:
-    """The server's LiRA; None where a shadow model was refused."""
+    replay: Replay, transcript: Transcript, network: ExposedModel, samples: LabeledSamples, shadows: int
+) -> Tensor | None:
+    """The scores (N,) of the server's LiRA; None where a shadow model was refused."""
     client = transcript.job.client
-    samples = rows.samples
-    target = logit_of_true_class(network.logits(replay, transcript.up, samples.x, client), samples.y)
+    target = logit_of_true_class(network.logits(transcript.up, samples.x, client), samples.y)
     scores = []
     inside = []
     for number in range(shadows):
@@ -140,10 +105,9 @@ def lira(
         message = replay.rerun_with(transcript, own, f"shadow online {SEED}", number)
         if message is None:
             return None
-        scores.append(logit_of_true_class(network.logits(replay, message, samples.x, client), samples.y))
+        scores.append(logit_of_true_class(network.logits(message, samples.x, client), samples.y))
         inside.append(half)
-    ratio = likelihood_ratio(target, torch.stack(scores), torch.stack(inside))
-    return MembershipScores(SERVER, "LiRA", ratio, rows.member)
+    return likelihood_ratio(target, torch.stack(scores), torch.stack(inside))
 
 
 def _half(count: int, number: int, client: int) -> Tensor:

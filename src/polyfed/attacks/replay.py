@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.inference import map_batches
 from polyfed.core.message import Group, Message, State, members
 from polyfed.core.randomness import derive_seed
+from polyfed.core.server import Server
 from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
@@ -263,31 +264,27 @@ class ExposedModel:
     group: name of the entry. architecture, variant: which network.
     """
 
+    server: Server
     group: str
     architecture: str
     variant: str
 
-    def logits(self, replay: Replay, message: Message, x: Tensor, client: Client) -> Tensor:
+    def logits(self, message: Message, x: Tensor, client: Client) -> Tensor:
         """Outputs (N, C) for stored inputs `x` (N, ...) of the network with the message's weights, on the CPU.
 
         BatchNorm's statistics, where they are not sent, are those of a new network.
         """
-        server = replay.federation.server
-        start: Group = server.initial_state(self.architecture, self.variant)
+        start = self.server.initial_state(self.architecture, self.variant)
         sent = members(message, self.group)
         weights = {**start, **{name: t for name, t in sent.items() if name in start}}
-        network: nn.Module = server.model(self.architecture, weights, self.variant)
+        network = self.server.model(self.architecture, weights, self.variant)
         return map_batches(network, network, x, client.prepare).cpu()
 
-    def was_broadcast(self, replay: Replay, transcript: Transcript) -> bool:
-        """Whether its weights were sent down before, so that the server knows where they started."""
-        return self.covers(replay, members(transcript.down, self.group))
-
-    def covers(self, replay: Replay, sent: Group) -> bool:
-        """Whether all parameters are among these tensors."""
-        network = replay.federation.server.model(self.architecture, {}, self.variant)
-        parameters = dict(network.named_parameters())
-        return all(name in sent and sent[name].shape == p.shape for name, p in parameters.items())
+    def is_whole_in(self, message: Message) -> bool:
+        """Whether all parameters are in the message, at the same place."""
+        sent = members(message, self.group)
+        network = self.server.model(self.architecture, {}, self.variant)
+        return all(name in sent and sent[name].shape == p.shape for name, p in network.named_parameters())
 
 
 def find_full_model(replay: Replay, transcript: Transcript) -> ExposedModel | None:
@@ -296,9 +293,6 @@ def find_full_model(replay: Replay, transcript: Transcript) -> ExposedModel | No
     kinds = [(client.architecture, transcript.job.variant)]
     if server.auxiliary_model:
         kinds.append((server.auxiliary_model, ""))
-    for architecture, variant in kinds:
-        for name, value in transcript.up.items():
-            found = ExposedModel(name, architecture, variant)
-            if not isinstance(value, Tensor) and found.covers(replay, value):
-                return found
-    return None
+    groups = [name for name, value in transcript.up.items() if not isinstance(value, Tensor)]
+    found = (ExposedModel(server, group, *kind) for kind in kinds for group in groups)
+    return next((network for network in found if network.is_whole_in(transcript.up)), None)

@@ -13,8 +13,8 @@ from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.functional.feature_pooling import random_orthogonal
 from polyfed.functional.modes import eval_mode
-from polyfed.functional.surgery import combine
 from polyfed.methods import FedIN
+from polyfed.methods.fedin import combine, cosine
 from tests.helpers.toys import (
     NETS,
     batch,
@@ -71,6 +71,13 @@ def grads(loss, model):
     return {n: None if g is None else g.double().numpy() for n, g in zip(named, found, strict=True)}
 
 
+def oracle(x, y, mode):
+    """Z of G_local and G_IN."""
+    a, b = (x * x).sum(), (x * y).sum()
+    z = y if b >= 0 or a == 0 else y - b / a * x
+    return {"simple": y + x / 2, "project": x + z, "none": x + y}[mode]
+
+
 @pytest.mark.parametrize("mu", [0.0, 0.7])
 @pytest.mark.parametrize("mode", ["simple", "project", "none"])
 def test_combined_gradients(mode, mu):
@@ -85,8 +92,7 @@ def test_combined_gradients(mode, mu):
     assert {n for n in h if h[n] is not None} == {n for n in h if n.startswith("intermediate")}
     found = method.gradients(model, data, context)
     inner = [n for n in g if n.startswith("intermediate")]
-    both = ({n: torch.from_numpy(one[n]) for n in inner} for one in (g, h))
-    expected = combine(*both, mode)  # against NumPy in tests/functional/test_surgery.py
+    expected = {n: oracle(g[n], h[n], mode) for n in inner}
     for name in g:
         np.testing.assert_allclose(found.grads[name].numpy(), expected.get(name, g[name]), atol=1e-6)
     dots = [(g[n] * h[n]).sum() for n in inner]
@@ -95,6 +101,22 @@ def test_combined_gradients(mode, mu):
     assert float(found.sums["loss_in"]) == pytest.approx(
         float(((model.transform(context["s_in"]) - context["s_out"]) ** 2).mean().detach()), abs=1e-6
     )
+
+
+def test_gradients_of_zero_tiny_ones_and_half_precision():
+    zero, one = {"w": torch.zeros(3)}, {"w": torch.ones(3)}
+    assert cosine(zero, one) == cosine(one, zero) == 0
+    tiny = {"w": 1e-25 * torch.tensor([1.0, 2.0, -2.0])}
+    assert cosine(tiny, tiny) == pytest.approx(1, abs=1e-6)
+    turned = {"w": torch.tensor([2.0, 1.0, 2.0])}
+    assert cosine(turned, {"w": torch.tensor([-1.0, 0.0, 0.0])}) == pytest.approx(-2 / 3)
+    for mode in ("simple", "project", "none"):
+        assert combine(zero, zero, mode)["w"].eq(0).all()
+        assert combine(zero, one, mode)["w"].eq(1).all()
+    g_local, g_in = torch.full((100_000,), 2.0).half(), torch.full((100_000,), -1.0).half()
+    both = combine({"w": g_local}, {"w": g_in}, "project")["w"]  # a = 400000 overflows float16
+    assert both.dtype == torch.float16
+    assert torch.equal(both, g_local)
 
 
 @pytest.mark.parametrize("architecture", ["bn", "deep-bn"])

@@ -30,7 +30,8 @@ stays with the client.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -50,40 +51,65 @@ from polyfed.core.method import (
     follows_device,
     hyperparameters,
 )
-from polyfed.core.modules import as_split_model, copy_parameters, float_state, load_state
+from polyfed.core.modules import copy_parameters, float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.functional.feature_pooling import from_common
+from polyfed.functional.centering import widened
 from polyfed.functional.losses import task_loss
 from polyfed.functional.modes import frozen_running_stats
-from polyfed.functional.surgery import combine, cosine
 from polyfed.methods.building_blocks import feature_pairs, weight_averaging
 from polyfed.methods.building_blocks.proximal import add_pull
-from polyfed.validation.effect import ActsWith
-
-WITH_PAIRS = ActsWith("exchange_features")  # without pairs there is nothing to do it with
 
 
 @hyperparameters
 class FedIN(Method):
     """Intermediate layers that learn from other clients' features."""
 
+    # a client's step ---------------------------------------------------------------------------------------
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
+        local = super().gradients(model, batch, context)
+        if self.mu:
+            local = add_pull(local, model, context["received"], self.mu)  # eq. 3
+        g_local = {n: g for n, g in local.grads.items() if g is not None and model.part_of(n) == "intermediate"}
+        if "s_in" not in context or not g_local:
+            return local
+        w_in = {name: p for name, p in model.named_parameters() if name in g_local}
+        with frozen_running_stats(model):
+            loss_in = self.loss_in(model, context)
+        g_in = dict(zip(w_in, torch.autograd.grad(loss_in, list(w_in.values())), strict=True))
+        z = combine(g_local, g_in, self.combine)  # eq. 12 or 13
+        sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
+        return StepResult({**local.grads, **z}, local.loss, {**local.sums, **sums})
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        """CE on the batch; FedIN+Noise adds noise to what enters and leaves the intermediate part (eq. 5, 6)."""
+        z = feature_pairs.add_drawn_noise(model.extract(batch.x), self.noise_std, "z_in", context)
+        z = feature_pairs.add_drawn_noise(model.transform(z), self.noise_std, "z_out", context)
+        return task_loss(model.head(z), batch.y, batch.w)
+
+    def loss_in(self, model: Any, context: Context) -> Tensor:
+        """l_IN (eq. 7) on a context's pairs; projected ones are in the common shape (`feature_pairs`)."""
+        found = feature_pairs.in_common_shape(model.transform(feature_pairs.own_s_in(context)), context)
+        loss: Tensor = (found - context["s_out"]).square().mean()
+        return loss
+
+    # settings ----------------------------------------------------------------------------------------------
     # averages each tensor over all clients that have it; "same-shape": within each architecture
     aggregation: weight_averaging.Aggregation = "layer-wise"
     # equal weights layer-wise, by samples same-shape; or "samples" or "uniform" for both
     weighting: Literal["paper", "samples", "uniform"] = "paper"
     mu: Annotated[float, Field(ge=0)] = 0.1  # weight of the proximal term (paper: mu/2 = 0.05); 0: off
     # how the gradients of intermediate layers are combined: eq. 13; "project": eq. 12; "none": their sum
-    combine: Annotated[Literal["simple", "project", "none"], WITH_PAIRS] = "simple"
+    combine: Annotated[Literal["simple", "project", "none"], feature_pairs.WITH_PAIRS] = "simple"
     exchange_features: bool = True  # exchange pairs and train on them; false: FedProx, with mu = 0 FedAvg
     noise_std: Annotated[float, Field(ge=0)] = 0.0  # noise level; FedIN+Noise has 0.8; 0: off
     noise_where: feature_pairs.Where = "both"  # "message": on pairs sent; "forward": in the training pass; or both
     # bound on the L2 norm of each row sent; noise on pairs is then noise_std times this bound; 0: off
-    feature_clip: Annotated[float, Field(ge=0), WITH_PAIRS] = 0.0
+    feature_clip: Annotated[float, Field(ge=0), feature_pairs.WITH_PAIRS] = 0.0
     # n_S, pairs that a client sends and receives; not set: the batch size
-    num_pairs: Annotated[Annotated[int, Field(ge=1)] | None, WITH_PAIRS] = None
+    num_pairs: Annotated[Annotated[int, Field(ge=1)] | None, feature_pairs.WITH_PAIRS] = None
     # "fixed": send pairs in one common shape, for any cuts
-    projection: Annotated[feature_pairs.Projection, WITH_PAIRS] = "none"
+    projection: Annotated[feature_pairs.Projection, feature_pairs.WITH_PAIRS] = "none"
     projection_channels: feature_pairs.Size = 64  # C, channels of the common shape
     projection_grid: feature_pairs.Size = 8  # g, positions per side
     projection_features: feature_pairs.Size = 512  # F, numbers that s_out becomes
@@ -108,76 +134,6 @@ class FedIN(Method):
     def _message_noise(self) -> float:
         """Noise level on uploaded pairs."""
         return self.noise_std if self.exchange_features and self.noise_where != "forward" else 0.0
-
-    def privacy_releases(self, training: Training, rows: int) -> feature_pairs.Releases:
-        count = self.num_pairs or training.batch_size
-        return feature_pairs.releases(self.feature_clip, self._message_noise, count, rows)
-
-    def _features_of(self, client: Client) -> Callable[[Tensor], Tensor]:
-        """The function from network inputs to "s_in" of a pair."""
-        model = as_split_model(client.model)
-        common = self.common
-        if common is None:
-            return model.extract
-        matrices = common.matrices(client)
-
-        def project(x: Tensor) -> Tensor:
-            s_in = model.extract(x)
-            return common.project({"s_in": s_in, "s_out": model.transform(s_in)}, matrices)["s_in"]
-
-        return project
-
-    # a client's step: eq. 3, 7, 12 and 13 --------------------------------------------------------------------
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        z = feature_pairs.add_drawn_noise(model.extract(batch.x), self.noise_std, "z_in", context)
-        z = feature_pairs.add_drawn_noise(model.transform(z), self.noise_std, "z_out", context)
-        return task_loss(model.head(z), batch.y, batch.w)
-
-    def loss_in(self, model: Any, context: Context) -> Tensor:
-        """l_IN (eq. 7) on a context's pairs; with matrices, pairs are in the common shape (`feature_pairs`)."""
-        s_in = context["s_in"]
-        if "p_in" in context:
-            s_in = from_common(s_in, context["p_in"], context["cut"].shape[1:])
-        found = model.transform(s_in)
-        if "p_out" in context:
-            found = found @ context["p_out"].T
-        loss: Tensor = (found - context["s_out"]).square().mean()  # eq. 7
-        return loss
-
-    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
-        local = super().gradients(model, batch, context)
-        if self.mu:
-            local = add_pull(local, model, context["received"], self.mu)  # eq. 3
-        g_local = {n: g for n, g in local.grads.items() if g is not None and model.part_of(n) == "intermediate"}
-        if "s_in" not in context or not g_local:
-            return local
-        w_in = {name: p for name, p in model.named_parameters() if name in g_local}
-        with frozen_running_stats(model):
-            loss_in = self.loss_in(model, context)
-        g_in = dict(zip(w_in, torch.autograd.grad(loss_in, list(w_in.values())), strict=True))
-        z = combine(g_local, g_in, self.combine)  # eq. 12 or 13, tensor by tensor
-        sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
-        return StepResult({**local.grads, **z}, local.loss, {**local.sums, **sums})
-
-    # server ------------------------------------------------------------------------------------------------
-    def init_server(self, server: Server) -> None:
-        weight_averaging.init(server, self.aggregation)
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        message = weight_averaging.broadcast(server, self.aggregation, client_id)
-        count = self.num_pairs or server.training.batch_size
-        draws = server.generator("pool", client_id)
-        pairs = feature_pairs.draw_pairs(members(server.state, "pool"), client_id, count, draws)
-        return {**message, "features": pairs} if pairs else message
-
-    @follows_device
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        weighting = self.weighting
-        if weighting == "paper":
-            weighting = "samples" if self.aggregation == "same-shape" else "uniform"
-        shares = {i: server.share(i, weighting) for i in uploads}  # eq. 19 or 21
-        weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), shares)
-        feature_pairs.store(server, uploads)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
@@ -211,6 +167,30 @@ class FedIN(Method):
         message["features"] = pairs if self.common is None else self.common.project(pairs, self.common.matrices(client))
         return message
 
+    # server ------------------------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        weight_averaging.init(server, self.aggregation)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        message = weight_averaging.broadcast(server, self.aggregation, client_id)
+        count = self.num_pairs or server.training.batch_size
+        draws = server.generator("pool", client_id)
+        pairs = feature_pairs.draw_pairs(members(server.state, "pool"), client_id, count, draws)
+        return {**message, "features": pairs} if pairs else message
+
+    @follows_device
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        weighting = self.weighting
+        if weighting == "paper":
+            weighting = "samples" if self.aggregation == "same-shape" else "uniform"
+        shares = {i: server.share(i, weighting) for i in uploads}  # eq. 19 or 21
+        weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), shares)
+        feature_pairs.store(server, uploads)
+
+    def privacy_releases(self, training: Training, rows: int) -> feature_pairs.Releases:
+        count = self.num_pairs or training.batch_size
+        return feature_pairs.releases(self.feature_clip, self._message_noise, count, rows)
+
     # declared -------------------------------------------------------------------------------------------------
     evaluation_stage = "received"
     upload_form = feature_pairs.FORM
@@ -241,4 +221,48 @@ class FedIN(Method):
         if not self.exchange_features:
             return None
         plain = dataclasses.replace(self, noise_std=0.0, noise_where="both") if self._message_noise else None
-        return Exposed("features", "features", self._features_of, plain)
+        return Exposed("features", "features", functools.partial(feature_pairs.features_of, self.common), plain)
+
+
+def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str) -> dict[str, Tensor]:
+    """What moves the intermediate tensors: G_IN + c G_local, with an a and a b of its own for each of them.
+
+    c = 1/2 ("simple": eq. 13, lambda = 1), 1 + max(0, -b/a) ("project": G_local + Z of eq. 12), or 1 ("none"). Where
+    a = 0, b/a counts as 0. No branch looks at a tensor's value. New tensors, in the dtypes of `g_in`.
+    """
+    combined = {}
+    for name, local in g_local.items():
+        wide_in, wide_local = widened(g_in[name]), widened(local)
+        if mode == "project":
+            mixed = wide_in + (_overlap(wide_local, wide_in).clamp(min=0) + 1.0) * wide_local
+        else:
+            mixed = torch.add(wide_in, wide_local, alpha=0.5 if mode == "simple" else 1.0)
+        combined[name] = mixed.to(g_in[name].dtype)
+    return combined
+
+
+def _overlap(g_local: Tensor, g_in: Tensor) -> Tensor:
+    """-b/a; G_local is first divided by its largest entry, so that a stays in range."""
+    unit, largest = _scaled(g_local.reshape(-1))
+    a = unit @ unit
+    b = unit @ g_in.reshape(-1)
+    one = torch.ones_like(a)
+    return torch.where(a > 0, -b / torch.where(a > 0, a, one) / torch.where(a > 0, largest, one), torch.zeros_like(b))
+
+
+def cosine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor]) -> Tensor:
+    """Cosine of the angle between the gradients, all tensors taken as one vector (0-d); 0 where one of them is 0."""
+    left, _ = _scaled(torch.cat([widened(g).reshape(-1) for g in g_local.values()]))
+    right, _ = _scaled(torch.cat([widened(g_in[name]).reshape(-1) for name in g_local]))
+    aa = left @ left
+    bb = right @ right
+    ab = left @ right
+    defined = (aa > 0) & (bb > 0)
+    return torch.where(defined, ab / torch.where(defined, aa * bb, torch.ones_like(aa)).sqrt(), torch.zeros_like(ab))
+
+
+def _scaled(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """The vector over its largest entry, and this."""
+    low, high = flat.aminmax()  # one pass without a copy, as abs().amax() is not
+    largest = torch.maximum(-low, high)
+    return flat / torch.where(largest > 0, largest, torch.ones_like(largest)), largest

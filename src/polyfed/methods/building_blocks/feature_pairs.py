@@ -15,7 +15,7 @@ In a context: "p_in", "p_out", and "cut" (1, ...), a sample of what enters the i
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -32,11 +32,12 @@ from polyfed.core.releases import Release
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Form, Members, UploadContext, as_sent
 from polyfed.functional.clipping import clip_rows
-from polyfed.functional.feature_pooling import layout, random_orthogonal, to_common
+from polyfed.functional.feature_pooling import from_common, layout, random_orthogonal, to_common
 from polyfed.functional.modes import has_batchnorm
 from polyfed.functional.noise import add_noise
 from polyfed.validation.effect import ActsWith
 
+WITH_PAIRS = ActsWith("exchange_features")  # without pairs there is nothing to do it with
 # without pairs there is no message to add noise to: FedIN then has noise in the training pass alone
 Where = Annotated[
     Literal["both", "message", "forward"], ActsWith("noise_std"), ActsWith("exchange_features", of=("message",))
@@ -194,6 +195,31 @@ class CommonSpace:
         """Pairs of the client's own shapes in the common one."""
         p_in, p_out = (matrices[name].to(pairs["s_in"].device) for name in ("p_in", "p_out"))
         return {"s_in": to_common(pairs["s_in"], p_in, self.grid), "s_out": pairs["s_out"] @ p_out.T}
+
+
+def own_s_in(context: Context) -> Tensor:
+    """What others' pairs feed into a network's intermediate part, in the network's own shape."""
+    s_in: Tensor = context["s_in"]
+    return from_common(s_in, context["p_in"], context["cut"].shape[1:]) if "p_in" in context else s_in
+
+
+def in_common_shape(found: Tensor, context: Context) -> Tensor:
+    """What a network makes of them, in the shape of their "s_out"."""
+    return found @ context["p_out"].T if "p_out" in context else found
+
+
+def features_of(common: CommonSpace | None, client: Client) -> Callable[[Tensor], Tensor]:
+    """The function from network inputs to "s_in" of a pair, as it is sent."""
+    model = as_split_model(client.model)
+    if common is None:
+        return model.extract
+    matrices = common.matrices(client)
+
+    def project(x: Tensor) -> Tensor:
+        s_in = model.extract(x)
+        return common.project({"s_in": s_in, "s_out": model.transform(s_in)}, matrices)["s_in"]
+
+    return project
 
 
 @functools.lru_cache(maxsize=64)

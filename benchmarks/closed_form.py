@@ -25,8 +25,9 @@ from polyfed.core.message import get_group, nbytes
 from polyfed.core.randomness import generator
 from polyfed.experiments.build import build_federation
 from polyfed.functional import class_statistics
-from polyfed.functional.class_statistics import discriminant, sum_rows
-from polyfed.functional.random_features import apply_map, draw_map
+from polyfed.functional.class_statistics import sum_rows
+from polyfed.functional.closed_forms import discriminant
+from polyfed.functional.random_features import draw_map
 
 _MIB = 2**20
 
@@ -52,7 +53,7 @@ def measure(recipe: str, overrides: list[str], features: int, shrinkage: float) 
     client = federation.clients[0]
     inputs = client.prepare(client.data.train.x[:])
     drawn = draw_map(inputs[:1], features, generator(client.seed, "random features"), client.categories)
-    phi, map_seconds = timed(lambda: apply_map(drawn, inputs))
+    phi, map_seconds = timed(lambda: drawn(inputs))
     sums, sum_seconds = timed(lambda: sum_rows(phi, client.data.train.y[:], client.classes))
     total = get_group(federation.server.state, "sums")
     _, solve_seconds = timed(lambda: discriminant(total, shrinkage))
@@ -75,7 +76,7 @@ def memory(shape: torch.Size, features: int, shrinkage: float) -> int:
     inputs = torch.randn(shape)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the largest
     before = memory_now("VmRSS")
-    phi = apply_map(draw_map(inputs[:1], features, torch.Generator()), inputs)
+    phi = draw_map(inputs[:1], features, torch.Generator())(inputs)
     sums = sum_rows(phi, torch.arange(len(inputs)) % 2, 2)
     discriminant(class_statistics.add(sums, sums), shrinkage)
     return memory_now("VmHWM") - before

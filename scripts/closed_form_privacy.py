@@ -30,8 +30,8 @@ from polyfed.core.randomness import generator
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.privacy_ledger import package
 from polyfed.experiments.build import build_federation
-from polyfed.functional import class_statistics
-from polyfed.functional.random_features import apply_map, draw_map
+from polyfed.functional import class_statistics, closed_forms, noisy_sums
+from polyfed.functional.random_features import FeatureMap, draw_map
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {  # name -> recipe, settings, seeds; the first two are those of suites/small
@@ -65,19 +65,19 @@ def holders(setting: str, features: int, seed: int) -> list[Holder]:
     path, settings, _ = SETTINGS[setting]
     federation = build_federation(Recipe.load(ROOT / path, [*settings, f"run.seed={seed}"], method="local"))
     found = []
-    drawn: dict[str, Tensor] = {}
+    drawn: FeatureMap | None = None
     for client in federation.clients:
-        if not drawn:
+        if drawn is None:
             draws = generator(seed, "random features")
             drawn = draw_map(client.prepare(client.data.train.x[:1]), features, draws, client.categories, unit=True)
         found.append(_holder(client, drawn))
     return found
 
 
-def _holder(client: Client, drawn: dict[str, Tensor]) -> Holder:
+def _holder(client: Client, drawn: FeatureMap) -> Holder:
     def phi(samples: LabeledSamples) -> Tensor:
         nothing = torch.nn.Identity()
-        return map_batches(lambda x: apply_map(drawn, x), nothing, samples, client.prepare)
+        return map_batches(drawn, nothing, samples, client.prepare)
 
     data = client.data
     return Holder(
@@ -93,15 +93,13 @@ def released(holder: Holder, number: int, seed: int, noise: float) -> dict[str, 
     if not noise:
         return sums
     draws = generator(seed, "noise on sums", number)
-    return class_statistics.add_noise(
-        sums, noise, lambda shape: torch.randn(shape, generator=draws, dtype=torch.float64)
-    )
+    return noisy_sums.add_noise(sums, noise, lambda shape: torch.randn(shape, generator=draws, dtype=torch.float64))
 
 
 def score(holder: Holder, sums: dict[str, Tensor], shrinkage: float, rows: str) -> float:
-    weight, bias = class_statistics.discriminant(sums, shrinkage)
+    weight, bias = closed_forms.discriminant(sums, shrinkage)
     phi, y = holder.scored[rows]
-    found = class_statistics.log_posterior(phi.double() @ weight + bias, sums["counts"], holder.own)
+    found = closed_forms.log_posterior(phi.double() @ weight + bias, sums["counts"], holder.own)
     return float((found.argmax(dim=1) == y).double().mean())
 
 
@@ -126,7 +124,7 @@ class Kind:
             noise /= len(held) ** 0.5
         sent = [released(one, number, seed, noise) for number, one in enumerate(held)]
         if self.who != "alone":
-            sent = [class_statistics.nearest_possible(functools.reduce(class_statistics.add, sent))] * len(held)
+            sent = [noisy_sums.nearest_possible(functools.reduce(class_statistics.add, sent))] * len(held)
         return {
             shrinkage: _mean([score(one, sums, shrinkage, rows) for one, sums in zip(held, sent, strict=True)])
             for shrinkage in SHRINKAGES

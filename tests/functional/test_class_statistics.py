@@ -10,18 +10,9 @@ import torch
 from torch import Tensor
 
 from polyfed.functional import class_statistics
-from polyfed.functional.class_statistics import (
-    add,
-    add_noise,
-    are_possible,
-    are_within,
-    discriminant,
-    log_posterior,
-    naive_bayes,
-    nearest_possible,
-    ridge,
-    sum_rows,
-)
+from polyfed.functional.class_statistics import add, are_possible, sum_rows
+from polyfed.functional.closed_forms import discriminant, log_posterior, naive_bayes, ridge
+from polyfed.functional.noisy_sums import add_noise, are_within, nearest_possible
 from polyfed.results.neighbors import neighbors
 
 CLASSES = 4

@@ -24,8 +24,9 @@ from polyfed.engine.privacy_ledger import compute_epsilon
 from polyfed.engine.task import Task
 from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import ConfigError
-from polyfed.functional.class_statistics import discriminant, sum_rows
-from polyfed.functional.random_features import apply_map
+from polyfed.functional.class_statistics import sum_rows
+from polyfed.functional.closed_forms import discriminant
+from polyfed.functional.random_features import FeatureMap
 from polyfed.methods import ClosedForm, Local
 from polyfed.plugins.privacy import UploadPrivacy
 from tests.helpers import regression
@@ -53,7 +54,7 @@ def solved(round: Round) -> tuple[Tensor, Tensor]:
 def by_hand(round: Round, parts: Sequence[LabeledSamples]) -> tuple[Tensor, Tensor]:
     """W and b of all rows in one place."""
     x, y = (torch.cat([getattr(part, name) for part in parts]) for name in "xy")
-    return discriminant(sum_rows(apply_map(round.states[0]["map"], x), y, CLASSES), SMALL.shrinkage)
+    return discriminant(sum_rows(FeatureMap(round.states[0]["map"])(x), y, CLASSES), SMALL.shrinkage)
 
 
 def close(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> None:
@@ -241,7 +242,7 @@ def private(**settings: Any) -> list[Any]:
 def test_bounded_sums_are_those_of_unit_features() -> None:
     (round,) = rounds(BOUNDED, members(), rounds=1)
     close(solved(round), by_hand(round, rows()))
-    norms = apply_map(round.states[0]["map"], rows()[0].x).norm(dim=1)
+    norms = FeatureMap(round.states[0]["map"])(rows()[0].x).norm(dim=1)
     torch.testing.assert_close(norms, torch.ones(len(norms)), rtol=0, atol=1e-5)
 
 
@@ -268,7 +269,7 @@ def test_one_row_with_a_huge_value_counts_as_zeros(method: ClosedForm) -> None:
     own[0].x[0] = -3.4e38
     (round,) = rounds(method, members(own), rounds=1)
     assert not round.record["refused"]
-    assert apply_map(round.states[0]["map"], own[0].x)[0].tolist() == [0] * 20
+    assert FeatureMap(round.states[0]["map"])(own[0].x)[0].tolist() == [0] * 20
 
 
 def test_sums_with_noise_are_the_same_whenever_they_are_sent_and_count_once() -> None:

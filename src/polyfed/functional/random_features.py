@@ -1,7 +1,7 @@
 """Fixed random maps of prepared inputs to features: patch filters, dilated convolutions, projections, counts of words.
 
-A map is a dictionary of named tensors, drawn once and never trained. What it does follows from their names and shapes,
-and not from their numbers, so that it can be exported (`torch.export`). It is drawn for the form of an input:
+A map is drawn once and never trained. What it does follows from the names and shapes of its tensors, and not from their
+numbers, so that it can be exported (`torch.export`). It is drawn for the form of an input:
 
     images (C, H, W)  `filters`: K patches k x k, mean removed, norm 1; ReLU of the convolution plus a bias, averaged
                       over g x g cells; g = 3 and k = 5, or g = 2 and k = 3 where a side has 8 or fewer (Coates and Ng,
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,31 @@ _WITHIN = 1 - 2**-20  # a unit feature's norm, which rounding then leaves below 
 _IMAGES = 16  # at a time: their maps fit the caches, and their memory is used again
 
 
+@dataclass(frozen=True)
+class FeatureMap:
+    """phi, a map of prepared inputs to features. Its tensors, by name, are all that is to be stored of it."""
+
+    tensors: Mapping[str, Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The features (N, D) of prepared inputs (N, ...), in float32, where the inputs are; all finite.
+
+        A row of which a feature is not finite is zeros: in a sum it would hide all others, and no noise would hide it.
+        """
+        here = {name: tensor.to(x.device) for name, tensor in self.tensors.items()}
+        if "words" in here:
+            words = len(self.tensors["words"])
+            ids = x.flatten(1).long()
+            rows = ids.shape[0]  # len(ids) would fix the number where it is exported
+            counts = torch.zeros(rows, words, device=ids.device)
+            return counts.scatter_add_(1, ids % words, (ids != _PADDING).float())
+        phi_ND = _features(here, x)
+        if "common" in here:
+            without_ND = phi_ND - torch.outer(phi_ND @ here["common"], here["common"])
+            phi_ND = F.normalize(without_ND, dim=1) * _WITHIN
+        return torch.where(phi_ND.isfinite().all(dim=1, keepdim=True), phi_ND, 0.0)
+
+
 def draw_map(
     x: Tensor,
     features: int,
@@ -47,7 +73,7 @@ def draw_map(
     categories: Sequence[int] = (),
     words: int = 0,
     unit: bool = False,
-) -> dict[str, Tensor]:
+) -> FeatureMap:
     """Draw a map for inputs like `x` (N, ...), which is read for its form alone.
 
     Args:
@@ -58,7 +84,7 @@ def draw_map(
     """
     shape = x.shape[1:]
     if not x.is_floating_point():
-        return {"words": torch.arange(words or features, dtype=torch.int32)}
+        return FeatureMap({"words": torch.arange(words or features, dtype=torch.int32)})
     if len(shape) == 3:
         drawn = _draw_filters(shape, features, generator)
     elif len(shape) == 2:
@@ -68,7 +94,7 @@ def draw_map(
     if unit:
         strangers = torch.randn(_STRANGERS, *shape, generator=generator)
         drawn["common"] = F.normalize(_features(drawn, strangers).mean(dim=0), dim=0)
-    return drawn
+    return FeatureMap(drawn)
 
 
 def count_features(x: Tensor, features: int) -> int | None:
@@ -79,26 +105,6 @@ def count_features(x: Tensor, features: int) -> int | None:
     if len(shape) == 3:
         return _cells(shape) ** 2 * max(1, features // _cells(shape) ** 2)
     return 2 * max(1, features // 2) if len(shape) == 2 else features
-
-
-def apply_map(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The features (N, D) of prepared inputs (N, ...), in float32, where the inputs are; all finite.
-
-    A row of which a feature is not finite is zeros: in a sum it would hide all others, and no noise would hide it.
-    """
-    here = {name: tensor.to(x.device) for name, tensor in drawn.items()}
-    if "words" in here:
-        words = len(drawn["words"])
-        ids = x.flatten(1).long()
-        counts = torch.zeros(
-            ids.shape[0], words, device=ids.device
-        )  # len(ids) would fix the number where it is exported
-        return counts.scatter_add_(1, ids % words, (ids != _PADDING).float())
-    phi_ND = _features(here, x)
-    if "common" in here:
-        without_ND = phi_ND - torch.outer(phi_ND @ here["common"], here["common"])
-        phi_ND = F.normalize(without_ND, dim=1) * _WITHIN
-    return torch.where(phi_ND.isfinite().all(dim=1, keepdim=True), phi_ND, 0.0)
 
 
 def _features(here: Mapping[str, Tensor], x: Tensor) -> Tensor:

@@ -29,13 +29,9 @@ one-hot classes. (3) No fine-tuning follows.
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import hmac
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -43,87 +39,18 @@ from torch import Tensor
 
 from polyfed.core import inference
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, State, get_group, get_tensor, members, to_bytes
-from polyfed.core.method import (
-    Context,
-    Exchange,
-    Exposed,
-    Method,
-    Requirements,
-    TrainingResult,
-    hyperparameters,
-)
+from polyfed.core.message import Group, Message, State, get_group, get_tensor, members
+from polyfed.core.method import Context, Exchange, Exposed, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Privacy
-from polyfed.core.upload_forms import Entry, Members, UploadContext, UpTo
+from polyfed.core.upload_forms import Entry
 from polyfed.errors import ConfigError
-from polyfed.functional import class_statistics
-from polyfed.functional.clipping import Normals
+from polyfed.functional import class_statistics, closed_forms, noisy_sums
 from polyfed.functional.device_copies import in_float64
-from polyfed.functional.noise import KeyedGaussian
-from polyfed.functional.random_features import apply_map, count_features, draw_map
-
-_MOST_WORDS = 2**20
-_AT_ONCE = 4096  # rows that are prepared at the same time
-_WHOLE = (torch.int64,)
-_EXACT = (torch.float64,)
-_OF_CLIENT = "sums of client "  # begins the names of what the server keeps of each, with `keep_sums`
-_ORDER = "order"  # in which they came: numbers added up in another one are rounded otherwise
-
-
-def _sums_of_rows(known: UploadContext, name: str) -> Members:
-    """As wide as the map of such inputs makes them; of words as wide as those that have come before."""
-    server = known.server
-    method = cast("ClosedForm", known.method)
-    features = count_features(server.prepare(server.input_example), method.features)
-    held = members(server.state, "sums")
-    width: int | UpTo = UpTo("D", _MOST_WORDS)
-    if held:
-        width = held["sums"].shape[1]
-    elif features is not None:
-        width = features if server.classes else features + 1
-    rows = server.classes or 1  # where numbers are predicted all rows are one class
-    counts = Entry((rows,), _EXACT) if method.unit_features else Entry((rows,), _WHOLE, 0, "N")
-    entries = {"counts": counts, "sums": Entry((rows, width), _EXACT)}
-    if features is not None or not server.classes:
-        triangle = UpTo("D (D + 1) / 2", _MOST_WORDS**2) if isinstance(width, UpTo) else width * (width + 1) // 2
-        entries["products"] = Entry((triangle,), _EXACT)
-    return Members({key: (entry,) for key, entry in entries.items()})
-
-
-def _next(state: State) -> Tensor:
-    """The number of the next solution; that of the first is 1, and 0 is none."""
-    return get_tensor(state, "solved") + 1 if "solved" in state else torch.tensor(1)
-
-
-def _order(state: State) -> list[int]:
-    return [int(number) for number in get_tensor(state, _ORDER)] if _ORDER in state else []
-
-
-def _times(sums: Group, factor: float) -> dict[str, Tensor]:
-    """Sums of as many times the rows, but for their counts."""
-    return {name: tensor if name == "counts" else tensor * factor for name, tensor in sums.items()}
-
-
-def _shares(counts: Tensor) -> Tensor:
-    """Of all rows, which may be none; a model that is passed on tells so of no number of rows."""
-    return counts.double() / counts.sum().clamp(min=1)
-
-
-def _normals(client: Client, noise: float) -> Normals:
-    """The same for the same rows and features whenever, and wherever, they are summed: from the run's seed, or the
-    client's secret and all that the sums are of.
-    """
-    if client.secret is None:
-        draws = generator(client.seed, "noise on sums", client.id)
-        return lambda shape: torch.randn(shape, generator=draws, dtype=torch.float64)
-    train = client.data.train
-    facts = json.dumps([client.id, noise, client.classes]).encode()
-    rows = (to_bytes({"x": client.prepare(x)}) for x in train.x.split(_AT_ONCE))
-    parts = (facts, to_bytes({"map": get_group(client.state, "map"), "y": train.y}), *rows)
-    digests = b"".join(hashlib.sha256(part).digest() for part in parts)
-    return KeyedGaussian(hmac.digest(client.secret, b"sums" + digests, "sha256"))
+from polyfed.functional.random_features import FeatureMap, draw_map
+from polyfed.methods.building_blocks import sums_of_rows
+from polyfed.methods.building_blocks.sums_of_rows import times
 
 
 @hyperparameters
@@ -140,10 +67,80 @@ class ClosedForm(Method):
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return (Exchange(trains=False),)
 
-    # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         if self.unit_features and not server.prepare(server.input_example).is_floating_point():
             raise ConfigError(f"{self.name}: expected inputs of floats with unit_features, got ids of words")
+
+    # client: sums of features, once --------------------------------------------------------------------------
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        holds = get_tensor(client.state, "solved") if "solved" in client.state else torch.tensor(0)
+        if client.state.get("heard"):
+            return {"holds": holds}
+        phi = self._map_of(client)
+        train = client.data.train
+        phi_ND = inference.map_batches(phi, client.model, train, client.prepare).cpu()
+        has_products = not client.classes or "words" not in phi.tensors
+        sums = class_statistics.sum_rows(phi_ND, train.y, client.classes, has_products)  # n_k, M_k, S_k
+        return {"holds": holds, "sums": self._as_sent(client, sums)}
+
+    def _map_of(self, client: Client) -> FeatureMap:
+        """phi, drawn the first time."""
+        if "map" not in client.state:
+            example = client.prepare(client.data.train.x[:1])
+            draws = generator(client.seed, "random features")
+            drawn = draw_map(example, self.features, draws, client.categories, client.words, self.unit_features)
+            client.state["map"] = dict(drawn.tensors)
+        return FeatureMap(get_group(client.state, "map"))
+
+    def _as_sent(self, client: Client, sums: Group) -> Group:
+        """The sums per row; or such that a row changes them by little, with the client's noise."""
+        if not self.unit_features:
+            return times(sums, 1 / client.n)
+        noise = self._noise(client.privacy)
+        if not noise:
+            return {**sums, "counts": sums["counts"].double()}
+        return noisy_sums.add_noise(sums, noise, sums_of_rows.normals(client, noise))
+
+    def _noise(self, privacy: Privacy) -> float:
+        """z, of noise on the sums; 0: none."""
+        return privacy.noise_multiplier if self.bounds_rows else 0.0
+
+    # server: the sums of all, and the model that they give ---------------------------------------------------
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        held = members(server.state, "held")
+        new = [i for i, message in uploads.items() if "sums" in message and str(i) not in held]
+        possible = [i for i in new if self._add(server, i, get_group(uploads[i], "sums"))]
+        told = {i: get_tensor(message, "holds") for i, message in uploads.items() if "holds" in message}
+        if told:
+            server.state["held"] = {**held, **{str(i): holds for i, holds in told.items()}}  # sums come but once
+        if len(possible) < len(new):
+            server.log["sums_left_out"] = len(new) - len(possible)
+        if possible:
+            server.state["solution"] = self._solve(get_group(server.state, "sums"), server.classes)
+            server.state["solved"] = _next(server.state)
+
+    def _add(self, server: Server, client_id: int, sent: Group) -> bool:
+        """Add a client's sums to those of the others, if any rows can have them; whether they can."""
+        rows = server.clients[client_id].num_samples
+        sums = sent if self.unit_features else times(sent, rows)
+        noise = self._noise(server.privacy)
+        if self.unit_features and not noisy_sums.are_within(sums, rows, noise):
+            return False
+        if not noise and not class_statistics.are_possible(sums, rows):
+            return False
+        sums_of_rows.collect(server, client_id, sums, self.keep_sums)
+        return True
+
+    def _solve(self, sums: Group, classes: int) -> dict[str, Tensor]:
+        """W (D, C), b (C,) and, of classes, their shares n / N (C,)."""
+        if self.unit_features:
+            sums = noisy_sums.nearest_possible(sums)
+        if not classes:
+            weight, bias = closed_forms.ridge(sums, self.shrinkage)
+            return {"weight": weight, "bias": bias}
+        solve = closed_forms.discriminant if "products" in sums else closed_forms.naive_bayes
+        weight, bias = solve(sums, self.shrinkage)
+        return {"weight": weight, "bias": bias, "shares": _shares(sums["counts"])}
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         held = members(server.state, "held").get(str(client_id))
@@ -157,77 +154,7 @@ class ClosedForm(Method):
                 message["solution"] = dict(get_group(server.state, "solution"))
         return message
 
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        held = members(server.state, "held")
-        new = [i for i, message in uploads.items() if "sums" in message and str(i) not in held]
-        impossible = [i for i in new if not self._add(server, i, get_group(uploads[i], "sums"))]
-        told = {i: get_tensor(message, "holds") for i, message in uploads.items() if "holds" in message}
-        if told:
-            server.state["held"] = {**held, **{str(i): holds for i, holds in told.items()}}  # sums come but once
-        if impossible:
-            server.log["sums_left_out"] = len(impossible)
-        if len(impossible) < len(new):
-            server.state["solution"] = self._solve(get_group(server.state, "sums"), server.classes)
-            server.state["solved"] = _next(server.state)
-
-    def _add(self, server: Server, client_id: int, per_row: Group) -> bool:
-        """Add a client's sums to those of the others, if any rows can have them; whether they can."""
-        rows = server.clients[client_id].num_samples
-        sums = dict(per_row) if self.unit_features else _times(per_row, rows)
-        noise = self._noise(server.privacy)
-        if self.unit_features and not class_statistics.are_within(sums, rows, noise):
-            return False
-        if not noise and not class_statistics.are_possible(sums, rows):
-            return False
-        before = members(server.state, "sums")
-        server.state["sums"] = class_statistics.add(before, sums) if before else sums
-        if self.keep_sums:
-            server.state[f"{_OF_CLIENT}{client_id}"] = sums
-            server.state[_ORDER] = torch.tensor([*_order(server.state), client_id])
-        return True
-
-    def remembered(self, state: State) -> Collection[int]:
-        if not self.keep_sums:
-            raise ConfigError("expected method.keep_sums = true, so that a client's sums can be taken out, got false")
-        return _order(state)
-
-    def forget(self, state: State, client_id: int) -> State:
-        """Add up the others' sums anew and solve again: nothing of the client's is left, as rounding would leave.
-
-        The client is among those whose sums are held, so that it does not send them again, and none are taken from it.
-        """
-        own, held = f"{_OF_CLIENT}{client_id}", members(state, "held")
-        if own not in state and str(client_id) in held:
-            return state
-        classes = len(get_group(state, "solution").get("shares", ())) if "solution" in state else 0
-        others = [number for number in _order(state) if number != client_id]
-        left = {name: value for name, value in state.items() if name not in (own, "sums", "solution", _ORDER)}
-        if others:
-            sums = functools.reduce(class_statistics.add, (get_group(left, f"{_OF_CLIENT}{i}") for i in others))
-            left |= {"sums": dict(sums), "solution": self._solve(sums, classes), _ORDER: torch.tensor(others)}
-        return {**left, "held": {str(client_id): torch.tensor(0), **held}, "solved": _next(state)}
-
-    def forget_upload(self, message: Message) -> Message:
-        return {name: value for name, value in message.items() if name != "sums"} if "sums" in message else message
-
-    def forget_at_client(self, state: State, server: State) -> State:
-        if "solution" not in state:
-            return state
-        left = {name: value for name, value in state.items() if name != "solution"}
-        return left | {"solution": dict(get_group(server, "solution"))} if "solution" in server else left
-
-    def _solve(self, sums: Group, classes: int) -> dict[str, Tensor]:
-        """W (D, C), b (C,) and, of classes, their shares n / N (C,)."""
-        if self.unit_features:
-            sums = class_statistics.nearest_possible(sums)
-        if not classes:
-            weight, bias = class_statistics.ridge(sums, self.shrinkage)
-            return {"weight": weight, "bias": bias}
-        solve = class_statistics.discriminant if "products" in sums else class_statistics.naive_bayes
-        weight, bias = solve(sums, self.shrinkage)
-        return {"weight": weight, "bias": bias, "shares": _shares(sums["counts"])}
-
-    # client ------------------------------------------------------------------------------------------------
+    # client: the model ----------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         self._map_of(client)
         if "solved" in message:
@@ -241,69 +168,62 @@ class ClosedForm(Method):
         client.state["heard"] = torch.tensor("heard" in message)
         return {}
 
-    def _map_of(self, client: Client) -> Group:
-        """phi, drawn the first time."""
-        if "map" not in client.state:
-            example = client.prepare(client.data.train.x[:1])
-            draws = generator(client.seed, "random features")
-            client.state["map"] = draw_map(
-                example, self.features, draws, client.categories, client.words, self.unit_features
-            )
-        return get_group(client.state, "map")
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        holds = get_tensor(client.state, "solved") if "solved" in client.state else torch.tensor(0)
-        if client.state.get("heard"):
-            return {"holds": holds}
-        drawn = self._map_of(client)
-        train = client.data.train
-        phi_ND = inference.map_batches(lambda x: apply_map(drawn, x), client.model, train, client.prepare).cpu()
-        is_second_order = not client.classes or "words" not in drawn
-        sums = class_statistics.sum_rows(phi_ND, train.y, client.classes, is_second_order)
-        return {"holds": holds, "sums": self._as_sent(client, sums)}
-
-    def _noise(self, privacy: Privacy) -> float:
-        """z, of noise on the sums; 0: none."""
-        return privacy.noise_multiplier if self.bounds_rows else 0.0
-
-    def _as_sent(self, client: Client, sums: Group) -> Group:
-        """The sums per row; or such that a row changes them by little, with the client's noise."""
-        if not self.unit_features:
-            return _times(sums, 1 / client.n)
-        noise = self._noise(client.privacy)
-        if not noise:
-            return {**sums, "counts": sums["counts"].double()}
-        return class_statistics.add_noise(sums, noise, _normals(client, noise))
-
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Log probabilities, or numbers; before anybody has sent anything what the network gives."""
         if "solution" not in context:
             scores: Tensor = model(x)
             return scores
         solution: Group = context["solution"]
-        phi_ND = in_float64(apply_map(context["map"], x))
+        phi_ND = in_float64(FeatureMap(context["map"])(x))
         scores_NC = phi_ND @ solution["weight"].to(phi_ND) + solution["bias"].to(phi_ND)
         if "shares" not in solution:
             return scores_NC
         shares_C = solution["shares"].to(phi_ND.device)
         prior_C = shares_C if self.prior == "federation" else context["own shares"].to(phi_ND.device)
-        return class_statistics.log_posterior(scores_NC, shares_C, prior_C)
-
-    def _sums_in(self, upload: Message) -> Group:
-        sums = get_group(upload, "sums")
-        return sums if self.unit_features else _times(sums, int(sums["counts"].sum()))
+        return closed_forms.log_posterior(scores_NC, shares_C, prior_C)
 
     @property
     def alternative_predictors(self) -> Mapping[str, Method]:
         other: Literal["own", "federation"] = "own" if self.prior == "federation" else "federation"
         return {other: replace(self, prior=other)}
 
+    # a client can be forgotten --------------------------------------------------------------------------------
+    def remembered(self, state: State) -> Collection[int]:
+        if not self.keep_sums:
+            raise ConfigError("expected method.keep_sums = true, so that a client's sums can be taken out, got false")
+        return sums_of_rows.kept_clients(state)
+
+    def forget(self, state: State, client_id: int) -> State:
+        """Add up the others' sums anew and solve again.
+
+        The client is among those whose sums are held, so that it does not send them again, and none are taken from it.
+        """
+        held = members(state, "held")
+        if client_id not in sums_of_rows.kept_clients(state) and str(client_id) in held:
+            return state
+        left = sums_of_rows.without_client(state, client_id)
+        if "solution" in left:
+            classes = len(get_group(left, "solution").get("shares", ()))
+            del left["solution"]
+            if "sums" in left:
+                left["solution"] = self._solve(get_group(left, "sums"), classes)
+        return {**left, "held": {str(client_id): torch.tensor(0), **held}, "solved": _next(state)}
+
+    def forget_upload(self, message: Message) -> Message:
+        return {name: value for name, value in message.items() if name != "sums"} if "sums" in message else message
+
+    def forget_at_client(self, state: State, server: State) -> State:
+        if "solution" not in state:
+            return state
+        left = {name: value for name, value in state.items() if name != "solution"}
+        return left | {"solution": dict(get_group(server, "solution"))} if "solution" in server else left
+
     # declared -------------------------------------------------------------------------------------------------
     name = "closed-form"
     evaluation_stage = "received"
     staleness_weighting = "alike"  # sums are the same in any round
     supports_dp_sgd = False
-    upload_form = {"sums": _sums_of_rows, "holds": Entry(types=_WHOLE, least=0)}
+    upload_form = {"sums": sums_of_rows.form, "holds": Entry(types=(torch.int64,), least=0)}
 
     @property
     def requirements(self) -> Requirements:
@@ -320,7 +240,18 @@ class ClosedForm(Method):
 
     @property
     def exposed(self) -> Exposed | None:
-        def function(client: Client) -> Callable[[Tensor], Tensor]:
-            return functools.partial(apply_map, self._map_of(client))
+        return Exposed("sums", "sums", self._map_of, sums=self._sums_in)
 
-        return Exposed("sums", "sums", function, sums=self._sums_in)
+    def _sums_in(self, upload: Message) -> Group:
+        sums = get_group(upload, "sums")
+        return sums if self.unit_features else times(sums, int(sums["counts"].sum()))
+
+
+def _next(state: State) -> Tensor:
+    """The number of the next solution; that of the first is 1, and 0 is none."""
+    return get_tensor(state, "solved") + 1 if "solved" in state else torch.tensor(1)
+
+
+def _shares(counts: Tensor) -> Tensor:
+    """Of all rows, which may be none; a model that is passed on tells so of no number of rows."""
+    return counts.double() / counts.sum().clamp(min=1)

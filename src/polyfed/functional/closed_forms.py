@@ -1,0 +1,92 @@
+"""Linear models in closed form, from sums of rows (`class_statistics`): of classes, of numbers, and of counts of words.
+
+All is float64. Shapes: N rows, D features, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from polyfed.functional.class_statistics import unpack, within
+
+
+def discriminant(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, Tensor]:
+    """Linear discriminant analysis with one shrunk covariance for all classes, without the classes' shares.
+
+    mu_c = M_c / n_c,  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I;
+    W = A^-1 mu',  b_c = - mu_c' W_c / 2;  the mean over classes is taken from both, which changes no difference of
+    scores. Classes without rows are left out: they get zeros.
+
+    W (D, C) and b (C,), of the sums of one row at least; s in (0, 1].
+
+    Source: Friedman, "Regularized discriminant analysis", JASA 1989, with lambda = 1 and gamma = s.
+    """
+    counts = sums["counts"]
+    known = counts > 0
+    n_C = counts[known].double()
+    mu_CD = sums["sums"][known] / n_C.unsqueeze(1)
+    width = mu_CD.shape[1]
+    w_DC = _solve(within(sums) / n_C.sum(), mu_CD.T, shrinkage)
+    b_C = -(mu_CD.T * w_DC).sum(dim=0) / 2
+    weight_DC = torch.zeros(width, len(counts), dtype=torch.float64)
+    bias_C = torch.zeros(len(counts), dtype=torch.float64)
+    weight_DC[:, known] = w_DC - w_DC.mean(dim=1, keepdim=True)
+    bias_C[known] = b_C - b_C.mean()
+    return weight_DC, bias_C
+
+
+def ridge(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, Tensor]:
+    """Ridge regression on centered rows: W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y),  b = mean y - mu' W.
+
+    W (D, 1) and b (1,), of sums of numbers to predict; s in (0, 1).
+    """
+    rows = sums["counts"].sum().double()
+    mean = sums["sums"][0] / rows
+    width = len(mean) - 1
+    second = unpack(sums["products"], len(mean)) / rows - torch.outer(mean, mean)
+    weight_D1 = (1 - shrinkage) * _solve(second[:width, :width], second[:width, -1:], shrinkage)
+    return weight_D1, mean[-1:] - mean[:width] @ weight_D1
+
+
+def naive_bayes(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, Tensor]:
+    """Multinomial naive Bayes of counts, without the classes' shares: W_vc = log p(v | c), b = 0.
+
+    p(v | c) = (M_cv + a) / (sum_v M_cv + a D), a = s / (1 - s): at s = 1/2 every count is one more (Laplace).
+
+    W (D, C) and b (C,), zeros for classes without rows; s in (0, 1).
+    """
+    known = sums["counts"] > 0
+    added = shrinkage / (1 - shrinkage)
+    raised_CD = sums["sums"] + added
+    weight_DC = (raised_CD / raised_CD.sum(dim=1, keepdim=True)).log().T * known
+    return weight_DC, torch.zeros(len(known), dtype=torch.float64)
+
+
+def _solve(sigma_DD: Tensor, right: Tensor, shrinkage: float) -> Tensor:
+    """A^-1 right; where no feature varies, by A = I."""
+    width = len(sigma_DD)
+    scale = sigma_DD.trace().clamp(min=0) / width
+    if scale <= 0:
+        return right
+    shrunk_DD = (1 - shrinkage) * sigma_DD + shrinkage * scale * torch.eye(width, dtype=torch.float64)
+    solved: Tensor = torch.linalg.solve(shrunk_DD, right)
+    return solved
+
+
+def log_posterior(scores_NC: Tensor, known_C: Tensor, prior_C: Tensor) -> Tensor:
+    """Log probabilities of classes by linear scores and the classes' shares.
+
+    Args:
+        scores_NC: without shares. known_C: shares, or numbers, of the rows that the scores were made of. prior_C: those
+            that count.
+
+    Returns:
+        (N, C); -inf for classes that one of both has no rows of. Where that is all of them, the shares are those of
+        `known_C`.
+    """
+    usable_C = prior_C * (known_C > 0)
+    usable_C = torch.where(usable_C.any(), usable_C, known_C)
+    return torch.log_softmax(scores_NC + usable_C.to(scores_NC.dtype).log(), dim=1)

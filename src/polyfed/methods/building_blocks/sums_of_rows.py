@@ -1,0 +1,100 @@
+"""Sums of rows on their way: how an upload holds them, their noise, and those of each client that a server keeps.
+
+In the server's state: "sums" of all, and with `keep` "sums of client 7", and "order", in which they came: numbers that
+are added up in another order are rounded otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.message import Group, State, get_group, get_tensor, members, to_bytes
+from polyfed.core.randomness import generator
+from polyfed.core.server import Server
+from polyfed.core.upload_forms import Entry, Members, UploadContext, UpTo
+from polyfed.functional.class_statistics import add
+from polyfed.functional.clipping import Normals
+from polyfed.functional.noise import KeyedGaussian
+from polyfed.functional.random_features import count_features
+
+_MOST_WORDS = 2**20
+_AT_ONCE = 4096  # rows that are prepared at the same time
+_EXACT = (torch.float64,)
+
+
+def form(known: UploadContext, name: str) -> Members:
+    """As wide as the map of such inputs makes them; of words as wide as those that have come before."""
+    server = known.server
+    method: Any = known.method
+    features = count_features(server.prepare(server.input_example), method.features)
+    held = members(server.state, "sums")
+    width: int | UpTo = UpTo("D", _MOST_WORDS)
+    if held:
+        width = held["sums"].shape[1]
+    elif features is not None:
+        width = features if server.classes else features + 1
+    rows = server.classes or 1  # where numbers are predicted all rows are one class
+    counts = Entry((rows,), _EXACT) if method.unit_features else Entry((rows,), (torch.int64,), 0, "N")
+    entries = {"counts": counts, "sums": Entry((rows, width), _EXACT)}
+    if features is not None or not server.classes:
+        triangle = UpTo("D (D + 1) / 2", _MOST_WORDS**2) if isinstance(width, UpTo) else width * (width + 1) // 2
+        entries["products"] = Entry((triangle,), _EXACT)
+    return Members({key: (entry,) for key, entry in entries.items()})
+
+
+def times(sums: Group, factor: float) -> dict[str, Tensor]:
+    """Sums of as many times the rows, but for their counts."""
+    return {name: tensor if name == "counts" else tensor * factor for name, tensor in sums.items()}
+
+
+def normals(client: Client, noise: float) -> Normals:
+    """What a client's noise is made of: the same for the same rows and features, whenever and wherever they are summed.
+
+    It comes from the run's seed, or from the client's secret and all that the sums are of.
+    """
+    if client.secret is None:
+        draws = generator(client.seed, "noise on sums", client.id)
+        return lambda shape: torch.randn(shape, generator=draws, dtype=torch.float64)
+    train = client.data.train
+    facts = json.dumps([client.id, noise, client.classes]).encode()
+    rows = (to_bytes({"x": client.prepare(x)}) for x in train.x.split(_AT_ONCE))
+    parts = (facts, to_bytes({"map": get_group(client.state, "map"), "y": train.y}), *rows)
+    digests = b"".join(hashlib.sha256(part).digest() for part in parts)
+    return KeyedGaussian(hmac.digest(client.secret, b"sums" + digests, "sha256"))
+
+
+# at the server ----------------------------------------------------------------------------------------------------
+
+
+def collect(server: Server, client_id: int, sums: Group, keep: bool) -> None:
+    """Add a client's sums to those of the others; keep its own beside them, so that they can be taken out."""
+    before = members(server.state, "sums")
+    server.state["sums"] = add(before, sums) if before else dict(sums)
+    if keep:
+        server.state[f"sums of client {client_id}"] = dict(sums)
+        server.state["order"] = torch.tensor([*kept_clients(server.state), client_id])
+
+
+def kept_clients(state: State) -> list[int]:
+    """Whose sums are kept, in the order in which they came."""
+    return [int(number) for number in get_tensor(state, "order")] if "order" in state else []
+
+
+def without_client(state: State, client_id: int) -> dict[str, Any]:
+    """The state with the others' sums, added up anew, so that not even a rounding is left of the client's."""
+    others = [number for number in kept_clients(state) if number != client_id]
+    left = {
+        name: value for name, value in state.items() if name not in (f"sums of client {client_id}", "sums", "order")
+    }
+    if others:
+        sums = functools.reduce(add, (get_group(left, f"sums of client {number}") for number in others))
+        left |= {"sums": dict(sums), "order": torch.tensor(others)}
+    return left

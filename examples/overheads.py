@@ -29,8 +29,9 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.method import TrainingResult
-from polyfed.engine.executors.client_work import Executor, Serial, WorkerContext
-from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
+from polyfed.engine.executors.executor import ExecutorSetup, RunJobs
+from polyfed.engine.executors.jobs import JobResult, TrainJob
+from polyfed.engine.executors.serial import Serial
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
 from polyfed.experiments.build import build_federation
@@ -106,43 +107,33 @@ def tensors(thing: object) -> Iterator[Tensor]:
 
 
 class Watching:
-    """An executor: clients work as a watched method says, and are scored by the method itself: a score sends nothing.
+    """Clients work as a watched method says; they are scored by the method itself, as a score sends nothing.
 
     `federation` is to be set before the run.
     """
 
-    workers = 1
     federation: Federation
 
     def __init__(self, scales: Scales) -> None:
         self._scales = scales
 
-    def around(self, unwatched: Executor) -> Executor:
-        """Stand in the place of an executor."""
-        self._unwatched = unwatched
-        return self
+    def around(self, unwatched: RunJobs) -> RunJobs:
+        """Work that is watched, in place of an executor's `run`."""
 
-    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
-        """See `Executor`."""
-        federation = self.federation
-        watched = Spy(federation.method, receive=self._scales.receive, upload=self._scales.upload)
-        context = WorkerContext(watched, federation.model_factory, federation.clients, federation.store, ())
-        return Serial(context).run(jobs, done)
+        def run(jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
+            federation = self.federation
+            watched = Spy(federation.method, receive=self._scales.receive, upload=self._scales.upload)
+            setup = ExecutorSetup(watched, federation.model_factory, federation.clients, federation.store)
+            return Serial(setup).run(jobs, done)
 
-    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        """See `Executor`."""
-        return self._unwatched.score(asked)
-
-    def close(self) -> None:
-        """See `Executor`."""
-        self._unwatched.close()
+        return run
 
 
 def weighed(name: str, recipe: Recipe, data: DataCache) -> Row:
     """Run a recipe with somebody looking on."""
     scales = Scales()
     watching = Watching(scales)
-    federation = watching.federation = build_federation(recipe, data=data, wrap_executor=watching.around)
+    federation = watching.federation = build_federation(recipe, data=data, wrap=watching.around)
     federation.run()
     kept = sum(nbytes(client.weights or {}) + size(client.state) for client in federation.clients)  # rows have gaps
     return Row(

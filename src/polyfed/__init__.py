@@ -19,6 +19,7 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "Recipe": "config.recipe", "Federation": "engine.federation", "Run": "engine.federation",
     "Devices": "plugins.settings", "Task": "engine.task", "Execution": "engine.task",
     "Output": "engine.task", "Plugin": "engine.plugin", "alone": "engine.method_wrappers",
+    "Executor": "engine.executors.executor",
     "Training": "core.settings", "Evaluation": "core.settings", "Availability": "plugins.settings",
     "Privacy": "core.settings", "Compression": "plugins.settings", "RobustAggregation": "plugins.settings",
     "Adversaries": "plugins.settings",

@@ -10,6 +10,7 @@ from polyfed.core.settings import Training as Training
 from polyfed.data.dataset import from_tensors as from_tensors
 from polyfed.data.datasets import load_dataset as load_dataset
 from polyfed.data.tables import from_frame as from_frame
+from polyfed.engine.executors.executor import Executor as Executor
 from polyfed.engine.federation import Federation as Federation
 from polyfed.engine.federation import Run as Run
 from polyfed.engine.method_wrappers import alone as alone

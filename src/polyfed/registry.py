@@ -306,6 +306,23 @@ PLUGINS = Registry(  # in the order of their hooks
         "compression": "polyfed.plugins.compression:UploadCompression",
     },
 )
+EXECUTORS = Registry(
+    "executor",
+    {
+        "auto": "polyfed.engine.executors.choice:automatic",
+        "serial": "polyfed.engine.executors.serial:Serial",
+        "processes": "polyfed.engine.executors.process_pool:ProcessPool",
+        "vectorized": "polyfed.engine.executors.vectorized:VectorizedExecutor",
+        "ray": "polyfed.engine.executors.ray_executor:RayExecutor",
+    },
+    {
+        "auto": "processes where it pays, on a GPU vectorized",
+        "serial": "one client after the other",
+        "processes": "worker processes",
+        "vectorized": "clients of a network as one",
+        "ray": "processes of Ray, also on a cluster",
+    },
+)
 LOGGERS = Registry(
     "logger",
     {

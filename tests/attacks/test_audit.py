@@ -14,13 +14,13 @@ from torch import nn
 
 import polyfed as pf
 from polyfed import attacks
-from polyfed.attacks import replay as replays
 from polyfed.attacks.audit import FILES, audit_run
 from polyfed.attacks.inference import SERVER, describe_guesses, infer_labels, lira, membership_samples
-from polyfed.attacks.replay import Replay, find_full_model, plaintext_facts, replay
+from polyfed.attacks.replay import Replay, find_full_model, last_upload_rounds, plaintext_facts, replay
 from polyfed.cli import app as cli
 from polyfed.core.message import flatten, get_group, get_tensor
 from polyfed.data.samples import LabeledSamples
+from polyfed.engine.executors.serial import Serial
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
 from polyfed.functional.membership_scores import auc, loss_scores
@@ -69,13 +69,13 @@ def test_the_last_round_is_heard_as_it_was(ran: Ran, kept: int, begins: int, mon
     done = ran("fedavg", sections={"run": {"checkpoint_every": kept}})
     before = {path: path.stat().st_mtime_ns for path in done.record.path.rglob("*")}
     worked: list[int] = []
-    inner = replays.RecordingExecutor.run
+    plain = Serial.run
 
-    def run(self: Any, jobs: Any, done: Any) -> Any:
+    def run(self: Serial, jobs: Any, done: Any) -> Any:
         worked.append(jobs[0].round)
-        return inner(self, jobs, done)
+        return plain(self, jobs, done)
 
-    monkeypatch.setattr(replays.RecordingExecutor, "run", run)
+    monkeypatch.setattr(Serial, "run", run)
     heard = replay(done.record, [0, 1, 2])
     assert worked == list(range(begins, 3))
     assert heard.equal
@@ -129,7 +129,7 @@ def test_the_last_upload_is_the_last_that_arrived(ran: Ran, monkeypatch: pytest.
         {"round": 3, "clients": [0, 1, 2], "final_round": True},
     ]
     monkeypatch.setattr(RunRecord, "read_rounds", lambda _: iter([RoundRecord(**line) for line in lines]))
-    assert replays.last_upload_rounds(ran("fedavg").record) == {0: 1, 1: 2, 2: 1, 3: 1}
+    assert last_upload_rounds(ran("fedavg").record) == {0: 1, 1: 2, 2: 1, 3: 1}
 
 
 # what the messages say ----------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.evaluation import evaluation_record, not_evaluated, summarize
-from polyfed.engine.executors import client_work
+from polyfed.engine.executors import client_scores, executor
 from polyfed.engine.executors.jobs import EvalBatch
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.scoring import Score
@@ -261,19 +261,19 @@ def test_by_hand(weighting: Any) -> None:
 
 # together ---------------------------------------------------------------------------------------------------------
 
-TOGETHER = sorted(name for name, method in METHODS.items() if client_work.are_scored_together(method()))
+TOGETHER = sorted(name for name, method in METHODS.items() if client_scores.are_scored_together(method()))
 
 
 def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many clients each batch that is scored from now on has."""
     sizes: list[int] = []
-    plain = client_work.score_batch
+    plain = client_scores.score_batch
 
     def counted(batch: EvalBatch, *of: Any) -> Any:
         sizes.append(len(batch.jobs))
         return plain(batch, *of)
 
-    monkeypatch.setattr(client_work, "score_batch", counted)
+    monkeypatch.setattr(executor, "score_batch", counted)
     return sizes
 
 
@@ -291,7 +291,7 @@ def test_clients_that_hold_the_same_model_are_scored_as_each_alone(name: str, mo
     sizes = batch_sizes(monkeypatch)
     together = kit.usual.run(kit.method, half, evaluation=asked)
     assert max(sizes) > 1
-    monkeypatch.setattr(client_work, "_batches", each_alone)
+    monkeypatch.setattr(client_scores, "who_are_alike", each_alone)
     alone = kit.usual.run(kit.method, half, evaluation=asked)
     assert records(together) == records(alone)
     assert difference(state(together), state(alone)) is None
@@ -322,7 +322,7 @@ def normed() -> nn.Module:
 def test_who_may_hold_another_model_is_scored_alone(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     usual, asked = ConformanceKit(method=method, models=[normed]).usual, Evaluation(metrics=ALL)
     found = records(usual.run(method, SHORT, evaluation=asked))
-    monkeypatch.setattr(client_work, "_batches", each_alone)
+    monkeypatch.setattr(client_scores, "who_are_alike", each_alone)
     assert found == records(usual.run(method, SHORT, evaluation=asked))
 
 

@@ -15,8 +15,8 @@ from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Privacy, Training
-from polyfed.engine.executors.client_work import Serial
 from polyfed.engine.executors.jobs import JobResult
+from polyfed.engine.executors.serial import Serial
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import (

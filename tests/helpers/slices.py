@@ -82,7 +82,7 @@ class TrainingWatch(Watch):
     def run(self, jobs: Any, done: Any) -> list[JobResult]:
         if not jobs or jobs[0].exchange.trains:
             return super().run(jobs, done)
-        outcomes, round = self.inner.run(jobs, done), self.federation.server.round
+        outcomes, round = self._run(jobs, done), self.federation.server.round
         lost = [self.lose is not None and self.lose(round, o.client_id) for o in outcomes]
         return [dataclasses.replace(o, refused="lost") if gone else o for o, gone in zip(outcomes, lost, strict=True)]
 

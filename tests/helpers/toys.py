@@ -150,14 +150,14 @@ class Watch:
         self._now: dict[str, Any] = {}
         self.rounds: list[Round] = []
 
-    def around(self, inner: Any) -> Any:
-        self.inner, self.workers = inner, inner.workers
-        return self
+    def around(self, run: Any) -> Any:
+        self._run = run
+        return self.run
 
     def run(self, jobs: Any, done: Any) -> list[JobResult]:
         server = self.federation.server
         self._now = {"down": {job.client.id: clone(job.message) for job in jobs}, "before": shallow_copy(server.state)}
-        outcomes = self.inner.run(jobs, done)
+        outcomes = self._run(jobs, done)
         self._now["trained"] = {o.client_id: o.weights for o in outcomes}
         if self.lose is not None:
             lost = [self.lose(server.round, o.client_id) for o in outcomes]
@@ -166,12 +166,6 @@ class Watch:
             ]
         self._now["up"] = {o.client_id: o.message for o in outcomes}
         return outcomes
-
-    def score(self, asked: Any) -> Any:
-        return self.inner.score(asked)
-
-    def close(self) -> None:
-        self.inner.close()
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
         after = shallow_copy(self.federation.server.state)

@@ -52,49 +52,39 @@ class Transcript:
     state: State
 
 
-class RecordingExecutor:
-    """An executor that stands before another one and keeps the messages of every client in one round.
+class Recorder:
+    """Keeps the messages of every client in one round.
 
     Args:
         read: (what traveled, what was sent down) -> what the server reads.
         rounds: client -> the round to keep.
 
     Attributes:
-        transcripts: (client, exchange) -> transcript.
+        transcripts: (client, exchange) -> transcript. run: that of the executor, of which nothing is kept.
     """
 
     def __init__(self, read: Callable[[Message, Message], Message], rounds: Mapping[int, int]) -> None:
-        self.inner: Any = None
-        self.workers = 1
         self.transcripts: dict[tuple[int, str], Transcript] = {}
         self._read, self._rounds = read, rounds
+        self.run: Callable[..., list[Any]]
 
-    def wrap(self, inner: Any) -> RecordingExecutor:
-        """Stand before an executor."""
-        self.inner, self.workers = inner, inner.workers
-        return self
+    def around(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """An executor's `run`, of which messages that count are kept."""
+        self.run = run
 
-    def run(self, jobs: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
-        """As the inner one; messages that count are kept."""
-        outcomes: list[Any] = self.inner.run(jobs, done)
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            if outcome.counts and job.round == self._rounds.get(job.client.id):
-                up = self._read(outcome.message, job.message)
-                before = dataclasses.replace(job, client=copy.copy(job.client))
-                weights = {name: t.detach().cpu().clone() for name, t in (outcome.weights or {}).items()}
-                self.transcripts[job.client.id, job.exchange.name] = Transcript(
-                    before, job.message, outcome.message, up, weights, outcome.state
-                )
-        return outcomes
+        def run_recorded(jobs: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
+            outcomes = run(jobs, done)
+            for job, outcome in zip(jobs, outcomes, strict=True):
+                if outcome.counts and job.round == self._rounds.get(job.client.id):
+                    up = self._read(outcome.message, job.message)
+                    before = dataclasses.replace(job, client=copy.copy(job.client))
+                    weights = {name: t.detach().cpu().clone() for name, t in (outcome.weights or {}).items()}
+                    self.transcripts[job.client.id, job.exchange.name] = Transcript(
+                        before, job.message, outcome.message, up, weights, outcome.state
+                    )
+            return outcomes
 
-    def score(self, jobs: Sequence[Any]) -> list[Any]:
-        """As the inner one."""
-        scores: list[Any] = self.inner.score(jobs)
-        return scores
-
-    def close(self) -> None:
-        """As the inner one."""
-        self.inner.close()
+        return run_recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +94,7 @@ class Replay:
     record: RunRecord
     recipe: Recipe
     federation: Any
-    recorder: RecordingExecutor
+    recorder: Recorder
     equal: bool
 
     def transcript(self, client: int) -> Transcript:
@@ -142,7 +132,7 @@ class Replay:
         client.weights = None
         client.state = {}
         job = dataclasses.replace(transcript.job, client=client, scores=False)
-        (outcome,) = self.recorder.inner.run([job], lambda _: None)
+        (outcome,) = self.recorder.run([job], lambda _: None)
         settings = self.federation.plugin("compression").settings
         return restore_upload(settings, outcome.message, job.message) if outcome.counts else None
 
@@ -180,8 +170,8 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     first = min(rounds[client] for client in clients)
     with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
         begun = _begun(record.path, first, Path(place), recipe)
-        recorder = RecordingExecutor(lambda message, down: restore_upload(recipe.compression, message, down), rounds)
-        federation = build_federation(recipe, out=begun, wrap_executor=recorder.wrap)
+        recorder = Recorder(lambda message, down: restore_upload(recipe.compression, message, down), rounds)
+        federation = build_federation(recipe, out=begun, wrap=recorder.around)
         run = federation.run(resume=begun is not None)
         equal = _compared(record, list(run.history), first)
     return Replay(record, recipe, federation, recorder, equal)

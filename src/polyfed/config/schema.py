@@ -18,14 +18,13 @@ from polyfed.core.settings import (
     Privacy,
     Settings,
     Training,
-    problem_of_workers,
 )
 from polyfed.data.options import CLIENT, PARTITION, PartitionSettings, SourceOptions, SourceSettings
 from polyfed.data.sources import find_source
 from polyfed.model_groups import GROUPS
 from polyfed.places import LARGEST
 from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
-from polyfed.registry import MODELS, suggest
+from polyfed.registry import EXECUTORS, MODELS, is_own, suggest
 from polyfed.results import paper_tables
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.error_lines import shown
@@ -214,10 +213,10 @@ class RunSettings(Settings):
         0, description="every random draw of the run is derived from it"
     )
     device: str = Field("cpu", description="where networks compute: 'cpu', 'cuda', 'cuda:1'")
-    executor: Literal["auto", "serial", "processes", "vectorized", "ray"] = Field(
+    executor: str = Field(
         "auto",
-        description="serial: one client after the other; processes: worker processes; vectorized: clients of a network "
-        "as one; ray: processes of Ray, also on a cluster; auto: processes where it pays, on a GPU vectorized",
+        description="; ".join(f"{name}: {EXECUTORS.summary(name)}" for name in EXECUTORS)
+        + "; or 'package.module:Class' of your own",
     )
     workers: Positive | None = Field(
         None, description="most at once: processes (default: the cores), clients vectorized together (32)"
@@ -256,11 +255,12 @@ class RunSettings(Settings):
                 raise ValueError(f"unknown table '{name}'{suggest(name, paper_tables.tables())}")
         return names
 
-    @model_validator(mode="after")
-    def _workers_fit(self) -> RunSettings:
-        if problem := problem_of_workers(self.executor, self.workers):
-            raise ValueError(problem)
-        return self
+    @field_validator("executor")
+    @classmethod
+    def _known_executor(cls, name: str) -> str:
+        if name not in EXECUTORS and not is_own(name):
+            raise ValueError(f"unknown executor '{name}'{suggest(name, EXECUTORS)}")
+        return name
 
 
 SECTIONS: dict[str, type[Settings]] = {  # those whose keys are fixed; a method has its own

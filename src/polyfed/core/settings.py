@@ -272,12 +272,3 @@ class Evaluation(Settings):
 
 
 Settings._sections.update({"training": Training, "evaluation": Evaluation, "privacy": Privacy})
-
-
-def problem_of_workers(executor: str, workers: int | None) -> str:
-    """What is wrong with so many workers for the executor; "" where nothing is."""
-    if executor == "serial" and (workers or 1) > 1:
-        return f"expected workers = 1, as the executor 'serial' has one, got {workers}"
-    if executor == "vectorized" and workers == 1:
-        return "expected workers = 2 or more, as the executor 'vectorized' trains so many as one, got 1"
-    return ""

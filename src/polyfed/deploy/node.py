@@ -40,7 +40,8 @@ from polyfed.engine.arguments import plugins_of
 from polyfed.engine.compatibility import check_compatibility
 from polyfed.engine.device import parse_device
 from polyfed.engine.evaluation import ScoredClient, kept_stages
-from polyfed.engine.executors.client_work import has_weights, run_job, score_batch
+from polyfed.engine.executors.client_scores import score_batch
+from polyfed.engine.executors.client_work import has_weights, run_job
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Scores, make_job
 from polyfed.engine.model_export import at_work, model_entry, parts_of
 from polyfed.engine.pace import single_threaded
@@ -234,12 +235,7 @@ class NodeTask:
             self._checkpoints.rollback(task.base)
         job = make_job(method, client, message, **task.model_dump(include=JOB_FACTS))
         with keep_global_rng():
-            done = run_job(
-                job,
-                method,
-                self._model_factory,
-                functools.partial(self._store.allocate, client.architecture, task.variant),
-            )
+            done = run_job(job, method, self._model_factory, self._store)
         release(done.message)
         new = done.counts and done.weights is not client.weights
         kept: Scores = {}

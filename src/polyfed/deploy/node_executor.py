@@ -29,6 +29,7 @@ from polyfed.deploy.protocol import (
     read_score,
 )
 from polyfed.engine.evaluation import figures_of, kept_stages, scored_views
+from polyfed.engine.executors.executor import Executor, ExecutorSetup
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.scoring import Score
@@ -45,7 +46,7 @@ _HELD = "held"
 _BEST = "best"
 
 
-class NodeExecutor:
+class NodeExecutor(Executor):
     """The executor of a deployed federation: every job is an envelope to a node.
 
     A round is one exchange, with the scores of personal models in the same answer. Scores after receiving a message
@@ -56,18 +57,21 @@ class NodeExecutor:
             without one. registry: reaches the nodes. limit: bytes of an answer.
     """
 
-    workers = 1
-
     def __init__(
         self, federation: Federation, unseen: Collection[str], auxiliary: str, registry: NodeRegistry, limit: int
     ) -> None:
+        self._figures = list(figures_of(federation.evaluation, federation.metrics))
+        super().__init__(
+            ExecutorSetup(
+                federation.method, federation.model_factory, federation.clients, federation.store, self._figures
+            )
+        )
         self.federation = federation
         self._unseen = unseen
         self._facts = {**registry.task_facts(), "auxiliary_model": auxiliary}
         self._limit = limit
         self._registry = registry
         self._event_log = registry.event_log
-        self._figures = list(figures_of(federation.evaluation, federation.metrics))
         self._kept: dict[int, tuple[str, Scores]] = {}  # client -> mark and scores of its last answer to a job
         self._unread: dict[int, int] = {}  # client -> last round without a readable answer
 
@@ -136,9 +140,6 @@ class NodeExecutor:
             if shapes[0] != shapes[1]:
                 raise RunError(f"expected {shapes[0]} as the model's {name[:60]!r}, got {shapes[1]}")
         return weights, state
-
-    def close(self) -> None:
-        """See `Executor`."""
 
     # requests -----------------------------------------------------------------------------------------------------
 
@@ -235,7 +236,7 @@ class NodeExecutor:
     def read_outcome(self, job: TrainJob, answer: Answer) -> JobResult:
         """The outcome of a job; a client without a readable answer has dropped out."""
         client = job.client
-        outcome = JobResult(client.id, freeze({}), client.weights, client.state, TrainingResult(), dropped=True)
+        outcome = JobResult(client.id, dropped=True)
         with self._guarded(client):
             outcome = self._read(job, answer)
         return outcome

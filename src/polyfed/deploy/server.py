@@ -32,7 +32,7 @@ from polyfed.deploy.placeholders import (
     placeholder_samples,
 )
 from polyfed.deploy.protocol import ClientHello, other_classes
-from polyfed.engine.executors.client_work import Executor
+from polyfed.engine.executors.executor import Executor
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.method_wrappers import preview
 from polyfed.engine.model_export import clients_with_models, entry_of

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, flatten, freeze
+from polyfed.core.message import Message, flatten
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Evaluation, Metric, Stage
 from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.engine.executors.client_work import has_weights
-from polyfed.engine.executors.jobs import EvalJob, TrainJob
+from polyfed.engine.executors.jobs import EvalJob, make_job
 from polyfed.engine.plugin import Setup
 from polyfed.engine.scoring import COUNTS, ROWS, Measure, Score
 from polyfed.errors import ConfigError, RunError
@@ -153,12 +153,12 @@ class Evaluator:
             return {}
         place, exchange = training[0]
         jobs = [
-            TrainJob(
+            make_job(
+                setup.method,
                 view.client,
-                freeze(view.message or {}),
-                view.variant,
-                exchange,
-                number,
+                view.message or {},
+                variant=view.variant,
+                round=number,
                 scores=True,
                 figures=figures_of(setup.evaluation, setup.metrics),
                 exchange_index=place,

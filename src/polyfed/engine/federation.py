@@ -40,9 +40,7 @@ from polyfed.engine.compatibility import averaged, check_auxiliary_model, check_
 from polyfed.engine.device import parse_device
 from polyfed.engine.evaluation import Evaluator, figures_of, held_out_of, select_missing, validate_metrics
 from polyfed.engine.executors.choice import make_executor
-from polyfed.engine.executors.client_work import Executor, Serial, WorkerContext
-from polyfed.engine.executors.vectorized import VectorizedExecutor
-from polyfed.engine.executors.worker_pool import WorkerPool
+from polyfed.engine.executors.executor import Executor, ExecutorSetup, WrappedExecutor
 from polyfed.engine.model_export import clients_with_models, export, write_models
 from polyfed.engine.pace import Pace, processor_seconds, single_threaded
 from polyfed.engine.plugin import Setup, reads_uploads
@@ -79,7 +77,8 @@ class Federation(Setup):
             ``polyfed.RobustAggregation(...)``, ``polyfed.Adversaries(...)``, and plugins of your own
             (`polyfed.Plugin`).
         task: what is predicted: classes, data that are public, a shared test set; see `polyfed.Task`.
-        executor: the name of one ("serial", "processes", ...), or all of how work is done; see `polyfed.Execution`.
+        executor: the name of one ("serial", "processes", ...) or the class of your own, or all of how work is done; see
+            `polyfed.Execution`.
         out: the run folder, or all of what is written; see `polyfed.Output`. None writes nothing.
         seed: every random draw of the run is derived from it.
         builders: architecture name -> function that makes the network, for clients given by a name of your own, and for
@@ -105,7 +104,7 @@ class Federation(Setup):
         *,
         plugins: Sequence[object] = (),
         task: Task | None = None,
-        executor: str | Execution = "auto",
+        executor: str | type[Executor] | Execution = "auto",
         out: Path | str | Output | None = None,
         seed: int = 0,
         builders: Mapping[str, Builder] | None = None,
@@ -119,7 +118,8 @@ class Federation(Setup):
         self.training = expect("training", training, Training)
         self.evaluation = expect("evaluation", evaluation, Evaluation)
         self.plugins = plugins_of(plugins)
-        self.execution = expect("executor", Execution(executor) if isinstance(executor, str) else executor, Execution)
+        execution = Execution(executor) if isinstance(executor, str | type) else executor
+        self.execution = expect("executor", execution, Execution)
         self.output = output_of(out)
         self.seed = check_integer("seed", seed, 0)
         self.task = complete_task(task, self.clients)
@@ -187,19 +187,26 @@ class Federation(Setup):
 
     def _make_executor(self) -> Executor:
         asked = self.execution
-        figures = figures_of(self.evaluation, self.metrics)
-        context = WorkerContext(self.method, self.model_factory, self.clients, self.store, figures)
-        say = functools.partial(self.tell, "message")
-        workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
-        executor = make_executor(asked.executor, workers, context, self.training, say, asked.rebuild)
-        self.server.run_passes = executor.run_passes if isinstance(executor, WorkerPool) else None
+        setup = ExecutorSetup(
+            self.method,
+            self.model_factory,
+            self.clients,
+            self.store,
+            figures=figures_of(self.evaluation, self.metrics),
+            training=self.training,
+            workers=None if asked.workers is None else check_integer("workers", asked.workers, 1),
+            say=functools.partial(self.tell, "message"),
+            rebuild=asked.rebuild,
+        )
+        executor = make_executor(asked.executor, setup)
+        self.server.run_passes = executor.run_passes
         if self._stays_on_device(executor):
             self.server.device = with_number(self.model_factory.device)
-        return executor if asked.wrap is None else asked.wrap(executor)
+        return executor if asked.wrap is None else WrappedExecutor(executor, asked.wrap)
 
     def _stays_on_device(self, executor: Executor) -> bool:
         """Whether uploads and the server's state stay on the GPU where clients' weights are kept."""
-        if not isinstance(executor, Serial | VectorizedExecutor) or self.execution.wrap is not None:
+        if not executor.in_process or self.execution.wrap is not None:
             return False
         return self.store.on_device and server_follows_device(self.method) and not any(map(reads_uploads, self.plugins))
 

@@ -23,7 +23,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Settings, Stage, Training
 from polyfed.core.upload_forms import UploadContext
 from polyfed.data.samples import ClientData
-from polyfed.engine.executors.client_work import Executor
+from polyfed.engine.executors.executor import Executor
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.method_wrappers import preview
 from polyfed.engine.round_state import Round, draw_cohort

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from polyfed.core.message import Message, contiguous, freeze, writes
+from polyfed.core.message import Message, contiguous, writes
 from polyfed.core.method import Exchange
 from polyfed.engine.evaluation import Evaluator, figures_of, not_evaluated
-from polyfed.engine.executors.jobs import JobResult, TrainJob
+from polyfed.engine.executors.jobs import JobResult, TrainJob, make_job
 from polyfed.engine.plugin import Setup, read_uploads
 from polyfed.engine.round_state import Round, draw_cohort
 from polyfed.engine.weight_store import client_row
@@ -87,12 +87,12 @@ def _jobs(setup: Setup, round: Round, exchange: Exchange, place: int) -> list[Tr
     round.asked.update(ids)
     with server_stage("broadcast", round.number):
         return [
-            TrainJob(
+            make_job(
+                method,
                 setup.clients[client_id],
-                freeze(method.broadcast(server, client_id)),
-                method.variant(server, client_id),
-                exchange,
-                round.number,
+                method.broadcast(server, client_id),
+                variant=method.variant(server, client_id),
+                round=round.number,
                 scores=round.evaluated and exchange.trains and "after_training" in setup.stages,
                 figures=figures_of(setup.evaluation, setup.metrics),
                 is_final=round.final,

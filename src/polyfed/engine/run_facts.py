@@ -9,7 +9,7 @@ from typing import Any
 from polyfed.core.client import Client
 from polyfed.data.samples import checksum_of
 from polyfed.engine.architectures import trained_counts
-from polyfed.engine.executors.vectorized import clients_per_batch
+from polyfed.engine.executors.choice import clients_per_batch
 from polyfed.engine.plugin import Setup
 from polyfed.engine.run import is_best_wanted, summarize_run
 from polyfed.places import without_places

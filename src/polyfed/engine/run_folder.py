@@ -31,7 +31,7 @@ from torch import Tensor
 
 from polyfed.core.message import Message, to_bytes
 from polyfed.data.text import WORDS_FILE
-from polyfed.engine.executors.vectorized import clients_per_batch
+from polyfed.engine.executors.choice import clients_per_batch
 from polyfed.errors import ConfigError, RunError
 from polyfed.escaping import one_line
 from polyfed.results.fields import Record, validated

@@ -107,6 +107,12 @@ class Part(NamedTuple):
     missing: SelectedSamples | None = None
 
 
+def part_of(client: Client, part: str) -> Part:
+    """What of a client's data is scored how: validation rows, which choose rounds, by the main score alone."""
+    is_test = part == "test"
+    return Part(getattr(client.data, part), client.data.train.scale, is_test, client.missing if is_test else None)
+
+
 # by predictor, "" the method's own, and id of the samples: (N,) classes, or numbers; and under `SCORES` the scores
 # (N, C) of the classes by the method's own predictor, where a figure is made of them
 Outputs = Mapping[str, Mapping[int, Tensor]]

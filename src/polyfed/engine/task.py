@@ -17,7 +17,7 @@ from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 if TYPE_CHECKING:
     from polyfed.data.dataset import DatasetSource
-    from polyfed.engine.executors.client_work import Executor
+    from polyfed.engine.executors.executor import Executor, RunJobs
 
 
 @dataclass(frozen=True)
@@ -81,19 +81,19 @@ class Execution:
         executor: "serial", one after the other in this process; "processes", by worker processes (Linux, device "cpu"),
             with the same result bit for bit; "vectorized": clients of one network as one, with the same result up to
             rounding; "auto": "processes" where it pays, on other devices "vectorized"; "ray": processes of Ray, also on
-            a cluster, with the result of "serial" bit for bit.
+            a cluster, with the result of "serial" bit for bit; or the class of an executor of your own.
         workers: at most so many work at the same time; default: as many processes as this one may use cores, or stacks
             of 32 clients. On a cluster of Ray's there is no default.
         device: where networks compute ("cpu", "cuda", "cuda:1").
-        wrap: makes the executor that is used of the one that was asked for, say one that listens.
-        rebuild: a function of a module that makes the same federation anew, for the processes of "ray", which need it
-            where there is no recipe. Those of a recipe have one.
+        wrap: makes of the executor's `run` the one that is used, say one that listens.
+        rebuild: a function of a module that makes the same federation anew, for executors that need it ("ray"). Where
+            there is a recipe, there is one.
     """
 
-    executor: str = "auto"
+    executor: str | type[Executor] = "auto"
     workers: int | None = None
     device: str | torch.device = "cpu"
-    wrap: Callable[[Executor], Executor] | None = None
+    wrap: Callable[[RunJobs], RunJobs] | None = None
     rebuild: Callable[[], Any] | None = None
 
 

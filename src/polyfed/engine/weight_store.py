@@ -158,7 +158,14 @@ class WeightRow(Mapping[str, Tensor]):
         return self
 
     def take(self, content: Tensor) -> WeightRow:
-        """As `write`, of a whole row."""
+        """As `write`, of a whole row.
+
+        Raises:
+            RunError: it is one of another network.
+        """
+        if content.shape != self.bytes.shape:
+            length = self.bytes.numel()
+            raise RunError(f"expected {length} bytes of weights of '{self.architecture}', got {content.numel()}")
         self.bytes.copy_(content)
         self._version = self.bytes._version
         return self

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfed.core.message import flatten, freeze
-from polyfed.core.method import TrainingResult
 from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.errors import RunError
@@ -63,6 +62,6 @@ def restore(stored: Sequence[Mapping[str, Any]], store: WeightStore) -> list[Wor
             flatten(message)  # fails where it is none
         row = None if network is None else store.store(number, network[0], network[1], one["weights"])
         upload = freeze(one["upload"])
-        result = JobResult(number, upload, row, one["state"], TrainingResult(), refused=one["refused"])
+        result = JobResult(number, upload, row, one["state"], refused=one["refused"])
         work.append(WorkInFlight(one["round"], one["seconds"], result))
     return work

@@ -18,7 +18,8 @@ from polyfed.data.dataset import DatasetSource
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import ClientData
 from polyfed.data.transforms import Prepare
-from polyfed.engine.executors.client_work import Executor
+from polyfed.engine.executors.choice import executor_kind
+from polyfed.engine.executors.executor import RunJobs
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import ConfigError
@@ -47,7 +48,7 @@ def build_federation(
     out: str | Path | None = None,
     loggers: Sequence[object] = (),
     data: DataCache | None = None,
-    wrap_executor: Callable[[Executor], Executor] | None = None,
+    wrap: Callable[[RunJobs], RunJobs] | None = None,
     pretrained: bool = True,
 ) -> Federation:
     """The federation that a recipe describes; nothing is written.
@@ -57,7 +58,7 @@ def build_federation(
         out: run folder; None for a run that leaves nothing behind.
         loggers: who watches.
         data: where data are kept between calls.
-        wrap_executor: makes the executor that is used of the recipe's.
+        wrap: makes of the executor's `run` the one that is used.
         pretrained: False: networks begin as drawn, whatever ``[pretraining]`` says, for who does not let it run.
 
     Raises:
@@ -70,7 +71,7 @@ def build_federation(
     method = recipe.chosen_method
     rows: Sequence[ClientData] = federated.clients
     if recipe.run.control == "pooled":
-        method, rows, wrap_executor = pool(recipe, federated.clients, federated.classes)
+        method, rows, wrap = pool(recipe, federated.clients, federated.classes)
     names, builders = _networks(recipe, federated, auxiliary_candidates(method))
     plugins = recipe.build_plugins()
     if recipe.pretraining.epochs:
@@ -87,11 +88,11 @@ def build_federation(
         plugins=plugins,
         task=make_task(recipe, federated, data),
         executor=Execution(
-            run.executor,
+            executor_kind(run.executor, recipe.beside),
             run.workers,
             run.device,
-            wrap_executor,
-            functools.partial(rebuild_federation, recipe.dumps()) if run.executor == "ray" else None,
+            wrap,
+            functools.partial(rebuild_federation, recipe.dumps()),
         ),
         out=Output(out, run.checkpoint_every, run.keep, run.label, settings),
         seed=run.seed,

@@ -74,5 +74,4 @@ def pooled(base: Recipe) -> Recipe:
         "robust_aggregation": RobustAggregation(),
         "devices": Devices(),
     }
-    executor = "auto" if local.run.executor == "ray" else local.run.executor
-    return local.model_copy(update=plain).with_run(label="pooled", control="pooled", executor=executor)
+    return local.model_copy(update=plain).with_run(label="pooled", control="pooled")

@@ -11,7 +11,7 @@ from typing import Any
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.engine.executors.vectorized import clients_per_batch
+from polyfed.engine.executors.choice import clients_per_batch
 from polyfed.engine.federation import Federation
 from polyfed.errors import MissingPackage, PolyfedError
 from polyfed.experiments.build import build_federation

@@ -34,9 +34,9 @@ from polyfed.core.method import Context, Exchange, Method, Phase, TrainingResult
 from polyfed.core.modules import FrozenModel, load_state
 from polyfed.core.server import Server
 from polyfed.data.samples import ClientData, LabeledSamples
-from polyfed.engine.executors.client_work import Executor, part_of
-from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
-from polyfed.engine.scoring import evaluate_model
+from polyfed.engine.executors.executor import Done, RunJobs
+from polyfed.engine.executors.jobs import JobResult, TrainJob
+from polyfed.engine.scoring import evaluate_model, part_of
 from polyfed.errors import ConfigError
 from polyfed.functional.class_shares import share_shift
 from polyfed.methods.local import Local
@@ -56,7 +56,7 @@ _TUNED = "tuned weights"
 
 def pool(
     recipe: Recipe, clients: Sequence[ClientData], classes: int
-) -> tuple[Method, list[ClientData], Callable[[Executor], Executor]]:
+) -> tuple[Method, list[ClientData], Callable[[RunJobs], RunJobs]]:
     """What trains on the rows of all, the rows that each client then has, and what shares a network among its clients.
 
     clients: with their own training rows. classes: their number; 0: numbers are predicted.
@@ -72,8 +72,6 @@ def pool(
         wrong = f"[{on[0]}]"
     elif recipe.training.client_fraction < 1:
         wrong = f"training.client_fraction = {recipe.training.client_fraction:g}"
-    elif recipe.run.executor == "ray":
-        wrong = "run.executor 'ray'"
     elif recipe.data.label_space == "own":
         wrong = "data.label_space 'own'"
     elif recipe.evaluation.held_out:
@@ -85,7 +83,7 @@ def pool(
         )
     has_validation = any(len(client.validation) for client in clients)
     method = Pooled(_own_rows(clients), _shifts(clients, classes), MOST_EPOCHS if has_validation else 1)
-    return method, _with_pooled_rows(clients), SharedByNetwork
+    return method, _with_pooled_rows(clients), shared_by_network
 
 
 def _with_pooled_rows(clients: Sequence[ClientData]) -> list[ClientData]:
@@ -236,37 +234,23 @@ class Tuned(Local):
         return super().predict(FrozenModel(model, weights), x, context)
 
 
-class SharedByNetwork:
+def shared_by_network(run: RunJobs) -> RunJobs:
     """Runs one job per network, whose outcome is that of all clients of that network.
 
     Only where the rows of all are trained on; on its own rows each client has its own job.
-
-    Args:
-        inner: carries out the jobs.
     """
 
-    def __init__(self, inner: Executor) -> None:
-        self._inner = inner
-        self.workers = inner.workers
-
-    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
-        """See `Executor`."""
+    def run_shared(jobs: Sequence[TrainJob], done: Done) -> list[JobResult]:
         if any(job.exchange.name != "train" for job in jobs):
-            return self._inner.run(jobs, done)
+            return run(jobs, done)
         first = {job.client.architecture: job for job in reversed(jobs)}
         asked = sorted(first.values(), key=lambda job: job.client.id)
-        outcomes = self._inner.run(asked, done)
+        outcomes = run(asked, done)
         found = {job.client.architecture: outcome for job, outcome in zip(asked, outcomes, strict=True)}
         done(len(jobs))
         return [_of_client(found[job.client.architecture], job.client) for job in jobs]
 
-    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        """See `Executor`."""
-        return self._inner.score(asked)
-
-    def close(self) -> None:
-        """See `Executor`."""
-        self._inner.close()
+    return run_shared
 
 
 def _of_client(outcome: JobResult, client: Client) -> JobResult:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,15 +22,11 @@ from polyfed.core.message import get_tensor, nbytes
 from polyfed.core.method import Exchange, Phase, TrainingResult
 from polyfed.core.randomness import keep_global_rng
 from polyfed.engine.compatibility import example_input
-from polyfed.engine.executors.client_work import (
-    ClientWork,
-    Serial,
-    WorkerContext,
-    are_scored_together,
-    part_of,
-    run_job,
-)
+from polyfed.engine.executors.client_scores import are_scored_together
+from polyfed.engine.executors.client_work import ClientWork, run_job
+from polyfed.engine.executors.executor import Done, ExecutorSetup
 from polyfed.engine.executors.jobs import JobResult, TrainJob
+from polyfed.engine.executors.serial import Serial
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import phase_data, train
 from polyfed.engine.operation_counter import AllocationTracker, flops
@@ -39,7 +34,7 @@ from polyfed.engine.pace import single_threaded
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round import play, start
 from polyfed.engine.round_state import Round
-from polyfed.engine.scoring import Part, evaluate_model
+from polyfed.engine.scoring import Part, evaluate_model, part_of
 from polyfed.experiments.cost_estimate import ArchitectureCheck
 from polyfed.models.split import SplitModel, cut_shapes
 
@@ -99,8 +94,8 @@ class TrialRounds:
         firsts = {self.networks[client.id]: client for client in reversed(federation.clients)}
         self._measured = sorted(firsts.values(), key=lambda client: client.id)
         self._measured_ids = [client.id for client in self._measured]
-        context = WorkerContext(method, federation.model_factory, federation.clients, federation.store, ())
-        self.executor = MeasuringExecutor(context)
+        setup = ExecutorSetup(method, federation.model_factory, federation.clients, federation.store)
+        self.executor = MeasuringExecutor(setup)
         self._trial = copy.copy(federation)
         self._trial.executor = self.executor
         self._trial.plugins = [*federation.plugins, _NobodyMissing()]
@@ -192,23 +187,20 @@ class _Cost:
 class MeasuringExecutor(Serial):
     """Carries out jobs with a few batches of each phase, and measures them.
 
-    Args:
-        context: what is worked on.
-
     Attributes:
         costs: (round, number of a client) -> what it cost.
         seconds: of all work so far.
     """
 
-    def __init__(self, context: WorkerContext) -> None:
-        super().__init__(context)
+    def __init__(self, setup: ExecutorSetup) -> None:
+        super().__init__(setup)
         self._batches: dict[int, int] = {}  # client -> how many it trains on in its next exchange
         self._shares: dict[tuple[str, str | None], float] = {}  # exchange, a phase's rows -> their share of the data
         self.costs: defaultdict[tuple[int, int], _Cost] = defaultdict(_Cost)
         self.seconds = 0.0
         self._seconds_training = 0.0  # and of scoring, of the present job
 
-    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
+    def run(self, jobs: Sequence[TrainJob], done: Done) -> list[JobResult]:
         """See `Executor`."""
         began = time.perf_counter()
         with keep_global_rng():
@@ -229,12 +221,11 @@ class MeasuringExecutor(Serial):
     def _carry_out(self, job: TrainJob) -> JobResult:
         """Receive, train on a few batches, upload; what it cost is added up."""
         cost = self.costs[job.round, job.client.id]
-        fresh = functools.partial(self._context.store.allocate, job.client.architecture, job.variant)
         self._seconds_training = 0.0
         began = time.perf_counter()
-        outcome = run_job(job, self._context.method, self._context.model_factory, fresh, self._train)
+        outcome = run_job(job, self.setup.method, self.setup.model_factory, self.setup.store, self._train)
         cost.rest += time.perf_counter() - began - self._seconds_training
-        weights = self._context.model_factory.state(job.client.architecture, job.variant)
+        weights = self.setup.model_factory.state(job.client.architecture, job.variant)
         cost.kept = nbytes({"weights": weights}) + nbytes(outcome.state)
         return outcome
 
@@ -269,7 +260,7 @@ class MeasuringExecutor(Serial):
 
     def _peak(self, client: Client, exchange: Exchange) -> int:
         """The most bytes that a client at work makes: for a batch of each phase, or for scoring a chunk of rows."""
-        context = self._context
+        context = self.setup
         with AllocationTracker() as training:
             train(client, context.method, client.context, 1, exchange.phases)
         with AllocationTracker() as scoring:
@@ -281,4 +272,4 @@ class MeasuringExecutor(Serial):
     def _phases(self, client: Client, exchange: Exchange) -> Sequence[Phase]:
         if not exchange.trains:
             return ()
-        return self._context.method.phases(client.training) if exchange.phases is None else exchange.phases
+        return self.setup.method.phases(client.training) if exchange.phases is None else exchange.phases

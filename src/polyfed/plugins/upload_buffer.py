@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from polyfed.core.message import Group, Message, freeze, members
-from polyfed.core.method import Method, TrainingResult
+from polyfed.core.method import Method
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
@@ -164,11 +164,11 @@ def hold(method: Method, result: JobResult, received: Message) -> JobResult:
     """A result that outlives its round: of weights the change, without what is already in the round's record."""
     if not result.counts:
         refused = result.refused or "nothing arrived"
-        return JobResult(result.client_id, freeze({}), None, {}, TrainingResult(), refused=refused)
+        return JobResult(result.client_id, refused=refused)
     message = result.message
     if method.staleness_weighting == "changes":
         message = _mapped(method, message, received, lambda value, base: value - base.to(value))
-    return JobResult(result.client_id, message, result.weights, result.state, TrainingResult())
+    return JobResult(result.client_id, message, result.weights, result.state)
 
 
 def applied(method: Method, server: Server, result: JobResult, weight: float) -> Message:

@@ -22,7 +22,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Stage, Training
 from polyfed.core.upload_forms import UploadContext
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.executors.client_work import who_are_alike
+from polyfed.engine.executors.client_scores import who_are_alike
 from polyfed.engine.executors.jobs import EvalJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.method_wrappers import alone

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +20,8 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, TrainingResult
 from polyfed.core.settings import Evaluation, Training
-from polyfed.engine.executors import choice, client_work, process_pool, worker_pool
-from polyfed.engine.executors.client_work import Serial
+from polyfed.engine.executors import executor as executor_module
+from polyfed.engine.executors import process_pool, worker_pool
 from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.executors.process_pool import ForkedWorker
 from polyfed.engine.federation import Federation
@@ -268,60 +267,6 @@ def test_a_run_that_is_killed_leaves_no_worker(tmp_path: Path, number: signal.Si
     assert until(lambda: not any(map(there, staff)))
 
 
-def choose(clients: int = 6, **options: Any) -> Any:
-    """The executor that a federation chooses."""
-    training = options.pop("training", TRAINING)
-    members = toys.clients(["shallow"] * clients)
-    return Federation(
-        members, FedAvg(), training, builders=toys.NETS, **grouped(classes=toys.CLASSES, **options)
-    ).executor
-
-
-def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "available_cores", lambda: 4)
-    long = Training(rounds=10_000)
-    assert isinstance(choose(), Serial)  # milliseconds
-    assert choose(training=long).workers == 4
-    assert choose(clients=3, training=long).workers == 3
-    assert isinstance(choose(training=Training(rounds=10_000, client_fraction=0.2)), Serial)  # one client per round
-    assert isinstance(choose(training=long, workers=1), Serial)
-    assert isinstance(choose(training=long, executor="serial"), Serial)
-    assert choose(workers=2).workers == 2  # whoever asks for workers has them
-    assert choose(executor="processes").workers == 4
-    assert choose(executor="processes", workers=1).workers == 1
-    monkeypatch.setattr(choice, "available_cores", lambda: 1)
-    assert isinstance(choose(training=long), Serial)
-
-
-def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="'processes', 'vectorized' or 'ray', got 'gang'"):
-        choose(executor="gang")
-    with pytest.raises(ConfigError, match="expected workers to be a whole number >= 1, got 0"):
-        choose(workers=0)
-    with pytest.raises(ConfigError, match="expected workers = 1, as the executor 'serial' has one, got 2"):
-        choose(executor="serial", workers=2)
-    monkeypatch.setattr(process_pool, "sys", SimpleNamespace(platform="darwin", maxsize=sys.maxsize))
-    for given in ({"executor": "processes"}, {"workers": 2}):
-        with pytest.raises(ConfigError, match="'serial' with 1 worker, as worker processes need Linux"):
-            choose(**given)
-    assert isinstance(choose(training=Training(rounds=10_000)), Serial)
-    monkeypatch.undo()
-    assert process_pool.unavailable_reason("cuda") == "worker processes need device 'cpu', and this one is 'cuda'"
-    assert process_pool.unavailable_reason("cpu") is None
-    parts = SimpleNamespace(device=torch.device("cuda"))
-    gpu: Any = SimpleNamespace(method=FedAvg(), model_factory=parts, store=None, figures=(), clients=[1, 2])
-    with pytest.raises(ConfigError, match=r"expected the executor 'vectorized' or 'auto', by .*, as worker processes"):
-        choice.make_executor("processes", None, gpu, Training(), print)
-
-
-def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= worker_pool.available_cores() <= len(os.sched_getaffinity(0))
-    monkeypatch.setattr(os, "process_cpu_count", lambda: 6, raising=False)
-    for text, expected in {"max 100000\n": 6, "250000 100000\n": 3, "10000 100000\n": 1, "?": 6}.items():
-        monkeypatch.setattr(worker_pool.Path, "read_text", lambda *_, text=text, **__: text)
-        assert worker_pool.available_cores() == expected
-
-
 @pytest.mark.parametrize("what", others_slow(["fork", "gradient"], quick=["gradient"]))
 def test_where_no_worker_can_be_had_serial_does_it(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_fork() -> int:
@@ -342,7 +287,7 @@ def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ForkedWorker.send
 
     def ask(self: ForkedWorker, request: bytes) -> None:
-        if (what := decode(request))["what"] == "job":
+        if (what := decode(request))["what"] == "TrainJob":
             asked.append(what["client"])
         plain(self, request)
 
@@ -405,7 +350,7 @@ def test_workers_make_the_passes_of_one_process(name: str, monkeypatch: pytest.M
 
 
 def test_an_error_of_a_pass_is_the_serial_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_work, "run_pass", fail)
+    monkeypatch.setattr(executor_module, "run_pass", fail)
     monkeypatch.setattr(inference, "run_pass", fail)
     said = []
     for executor in ("serial", "processes"):
@@ -428,7 +373,7 @@ def test_a_pass_that_workers_die_of_is_made_again(times: int, monkeypatch: pytes
         return whole(asked, *rest)
 
     serial = ran(METHODS["fedhenn"], "serial")
-    monkeypatch.setattr(client_work, "run_pass", deadly)
+    monkeypatch.setattr(executor_module, "run_pass", deadly)
     told = Told()
     found = ran(METHODS["fedhenn"], loggers=[told])
     same(serial, found)

@@ -19,7 +19,6 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.modules import export_state
 from polyfed.engine.executors import ray_executor
-from polyfed.engine.executors.client_work import WorkerContext
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.task import Execution
 from polyfed.engine.wire import decode
@@ -147,7 +146,7 @@ def dies(when: Callable[[dict[str, Any]], bool], times: int) -> Callable[[str, t
 
 def test_work_whose_actor_died_is_done_again_by_another(ray: RayStub) -> None:
     recipe, watch = recipe_of("fedgh"), Told()
-    ray.fault = dies(lambda asked: (asked["what"], asked["round"], asked["client"]) == ("job", 2, 1), 1)
+    ray.fault = dies(lambda asked: (asked["what"], asked["round"], asked["client"]) == ("TrainJob", 2, 1), 1)
     same(run(on_ray(recipe), loggers=[watch]), run(recipe))
     assert ray.actors == 3
     assert "round 2: the worker of client 1 died (ActorDiedError); its work is done again" in watch.messages
@@ -198,8 +197,6 @@ def test_a_federation_made_in_python_says_how_it_is_made() -> None:
     assert comparable(found.history) == comparable(expected.history)
     with pytest.raises(ConfigError, match="whose processes make the federation anew, got a federation made in"):
         toy(executor="ray")
-    with pytest.raises(ConfigError, match="expected no rebuild with the executor 'processes'"):
-        toy(executor="processes", rebuild=rebuild)
 
 
 def test_what_the_actors_cannot_make_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +313,5 @@ def test_what_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_only_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = build_federation(recipe_of("local"), data=DATA)
     monkeypatch.setattr(federation.model_factory, "device", torch.device("meta"))
-    context = WorkerContext(federation.method, federation.model_factory, federation.clients, federation.store, ())
-    with pytest.raises(ConfigError, match=r"another executor than 'ray', as .* need device 'cpu', and this"):
-        ray_executor.RayExecutor(context, None, federation.training, print, rebuild)
+    with pytest.raises(ConfigError, match=r"worker processes need device 'cpu', and this"):
+        ray_executor.RayExecutor(federation.executor.setup)

@@ -21,8 +21,6 @@ from polyfed.core.method import Batch, Context, Method, StepResult
 from polyfed.core.modules import FrozenModel
 from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.executors import choice
-from polyfed.engine.executors.client_work import Serial
 from polyfed.engine.executors.stacked_loss import StackedContext
 from polyfed.engine.executors.stacked_training import StackedPhase
 from polyfed.engine.executors.vectorized import VectorizedExecutor
@@ -429,28 +427,6 @@ def test_contexts_are_stacked_or_shared() -> None:
     assert one["net"](torch.ones(1, 2)).item() == 4
     assert one["pair"][0] is pair[0]
     assert isinstance(one["pair"], tuple)
-
-
-def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
-    fed = toys.federation(Local(), toys.clients(["shallow"] * 3))[0]
-
-    def choose(name: str, device: str, workers: int | None = None) -> object:
-        parts = SimpleNamespace(device=torch.device(device), module=fed.model_factory.module)
-        context: Any = SimpleNamespace(
-            method=fed.method, model_factory=parts, clients=fed.clients, store=fed.store, figures=()
-        )
-        return choice.make_executor(name, workers, context, Training(), print)
-
-    assert isinstance(choose("auto", "cuda"), VectorizedExecutor)
-    assert isinstance(choose("auto", "cuda", workers=4), VectorizedExecutor)
-    assert isinstance(choose("auto", "cuda", workers=1), Serial)
-    assert isinstance(choose("serial", "cuda"), Serial)
-    assert isinstance(choose("auto", "cpu"), Serial)
-    assert isinstance(choose("vectorized", "cpu"), VectorizedExecutor)
-    with pytest.raises(ConfigError, match="'vectorized' or 'ray', got 'cohorts'"):
-        choose("cohorts", "cpu")
-    with pytest.raises(ConfigError, match=r"expected workers = 2 or more, as the executor 'vectorized' .*, got 1"):
-        choose("vectorized", "cpu", workers=1)
 
 
 def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:

@@ -1,65 +1,72 @@
-"""Which of the executors carries out a run."""
+"""Which executor carries out a run: the one that is named, or for "auto" the one that pays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from polyfed.core.settings import Training, problem_of_workers
-from polyfed.engine.executors.client_work import Executor, Serial, WorkerContext
-from polyfed.engine.executors.process_pool import ProcessPool, unavailable_reason
-from polyfed.engine.executors.vectorized import VectorizedExecutor, clients_per_batch
-from polyfed.engine.executors.worker_pool import Estimates, Say, available_cores
-from polyfed.errors import ConfigError
+from polyfed.engine.executors.executor import Executor, ExecutorSetup
+from polyfed.engine.executors.process_pool import ProcessPool, problem_of_processes
+from polyfed.engine.executors.serial import Serial
+from polyfed.engine.executors.vectorized import VectorizedExecutor
+from polyfed.engine.executors.workload import Estimates, worker_count
+from polyfed.errors import ConfigError, described
+from polyfed.registry import EXECUTORS, import_object, is_own
 
-_NAMES = ("auto", "serial", "processes", "vectorized", "ray")
 _WORTH = 0.3  # estimated seconds of a run from which workers, which take some 0.1 s to come and go, are worth having
 
 
-def make_executor(
-    name: str,
-    workers: int | None,
-    context: WorkerContext,
-    training: Training,
-    say: Say,
-    rebuild: Callable[[], Any] | None = None,
-) -> Executor:
-    """The executor of a run.
+def executor_kind(given: str | type[Executor], beside: Sequence[str] = ()) -> str | type[Executor]:
+    """A registered name, or the class of an executor of one's own.
 
     Args:
-        name: "serial", "processes", "vectorized", or "auto": on device "cpu" "processes" where it is possible, two or
-            more clients train in a round, and `workers` asks for it, or the work is so much that it pays; on others
-            "vectorized". Or "ray".
-        workers: so many at the same time, processes or clients of a stack; None: the cores that this process may use,
-            or `vectorized.SIZE`.
-        context: what is worked on. training: how much. say: is given a line when a worker had to be replaced, or of
-            clients that cannot be stacked. rebuild: makes the same federation in another process, where that is needed.
+        given: a registered name, ``"package.module:Class"``, or a class.
+        beside: folders in which the module is looked for, too.
 
     Raises:
-        ConfigError: no such executor, or it is not possible here.
+        ConfigError: no such executor, or a class of something else.
     """
-    if rebuild is not None and name != "ray":
-        raise ConfigError(f"expected no rebuild with the executor '{name}', which makes no federation anew, got one")
-    if name not in _NAMES:
-        known = "', '".join(_NAMES[:-1])
-        raise ConfigError(f"expected the executor '{known}' or '{_NAMES[-1]}', got '{name}'")
-    if name == "ray":
-        from polyfed.engine.executors.ray_executor import RayExecutor
+    kind = import_object("executor", given, beside) if isinstance(given, str) and is_own(given) else given
+    if isinstance(kind, str):
+        _ = EXECUTORS[kind]
+    elif not isinstance(kind, type) or not issubclass(kind, Executor):
+        raise ConfigError(f"executor: expected a name, or a class that extends polyfed.Executor, got {described(kind)}")
+    return kind
 
-        return RayExecutor(context, workers, training, say, rebuild)
-    if problem := problem_of_workers(name, workers):
-        raise ConfigError(problem)
-    device = context.model_factory.device.type
-    if (size := clients_per_batch(name, device, workers)) > 1:
-        return VectorizedExecutor(context, size, say)
-    asked = name == "processes" or (name == "auto" and (workers or 1) > 1)
-    if asked and (reason := unavailable_reason(device)):
-        together = "'vectorized' or 'auto', by which clients of one network train as one"
-        instead = "'serial' with 1 worker" if device == "cpu" else together
-        raise ConfigError(f"expected the executor {instead}, as {reason}")
-    count = min(workers or available_cores(), len(context.clients))
-    estimates = Estimates(context, training)
-    chosen = name == "processes"
-    if name == "auto" and count > 1 and training.cohort_size(len(context.clients)) > 1:
-        chosen = asked or (unavailable_reason(device) is None and estimates.run() >= _WORTH)
-    return ProcessPool(context, count, estimates, say) if chosen else Serial(context)
+
+def make_executor(kind: str | type[Executor], setup: ExecutorSetup) -> Executor:
+    """The executor of this kind: a name, or the class of one's own.
+
+    Raises:
+        ConfigError: there is none, or it is not possible here.
+    """
+    kind = executor_kind(kind)
+    make = EXECUTORS[kind] if isinstance(kind, str) else kind
+    executor: Executor = make(setup)
+    return executor
+
+
+def automatic(setup: ExecutorSetup) -> Executor:
+    """On a GPU "vectorized"; else "processes" where workers were asked for, or the work is worth them."""
+    if _stacks(setup.device, setup.workers):
+        return VectorizedExecutor(setup)
+    several = worker_count(setup) > 1 and setup.training.cohort_size(len(setup.clients)) > 1
+    is_worth_it = not problem_of_processes(setup.device) and Estimates(setup).run() >= _WORTH
+    if several and ((setup.workers or 1) > 1 or is_worth_it):
+        return ProcessPool(setup)
+    return Serial(replace(setup, workers=None))
+
+
+def clients_per_batch(kind: str | type[Executor], device: str, workers: int | None) -> int:
+    """How many clients train as one under these settings of a run, at most; 1: they train one by one."""
+    if kind == "auto":
+        kind = "vectorized" if _stacks(device.partition(":")[0], workers) else "serial"
+    if isinstance(kind, str) and kind not in EXECUTORS:  # of one's own, in a run folder, which imports nothing
+        return 1
+    found: type[Executor] = EXECUTORS[kind] if isinstance(kind, str) else kind
+    return found.stack_size(workers)
+
+
+def _stacks(device: str, workers: int | None) -> bool:
+    """Whether "auto" trains clients as one on this type of device."""
+    return device != "cpu" and workers != 1

@@ -1,25 +1,20 @@
-"""The client's side of a job, the same in every process: load, receive, train, upload; and how a client is scored.
+"""The client's side of a job, the same in every process: load, receive, train, upload.
 
-All of it is done on a working copy: a client that is refused, or whose method fails, is as it was. At the end stands
-the protocol of executors, with `Serial`, the reference that any other must equal, bit for bit.
+All of it is done on a working copy: a client that is refused, or whose method fails, is as it was.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.inference import run_pass
 from polyfed.core.message import (
     Message,
     clone,
@@ -34,13 +29,11 @@ from polyfed.core.message import (
 )
 from polyfed.core.method import Method, TrainingResult
 from polyfed.core.model_factory import ModelFactory
-from polyfed.core.modules import float_state
-from polyfed.core.randomness import derive_seed, keep_global_rng, seed_global_rng
-from polyfed.core.server import PublicPass
-from polyfed.engine.executors.jobs import EvalBatch, EvalJob, JobResult, Scores, TrainJob, placed
+from polyfed.core.randomness import derive_seed, seed_global_rng
+from polyfed.engine.executors.jobs import JobResult, TrainJob, placed
 from polyfed.engine.local_training import contexts_on, train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
-from polyfed.engine.scoring import Part, Score, ScoreCache, evaluate_model, uses_default_predict
+from polyfed.engine.scoring import Score, evaluate_model, part_of
 from polyfed.engine.uploads import Rejected, sent_nbytes
 from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.errors import RunError
@@ -48,23 +41,19 @@ from polyfed.functional.device_copies import copy_once, memory_key, move_group, 
 from polyfed.functional.modes import train_mode
 
 _CPU = torch.device("cpu")
-# rows in a batch of clients that are scored together: enough to load their model once for many, few enough for all
-# workers to have some; the same whatever the workers, so that passes have the same rows in every executor
-_MOST_ROWS = 512
-_MOST_OUTPUTS = 2**20  # of all rows of a batch together; the counts of classes take 24 bytes for each
 
 
 def run_job(
     job: TrainJob,
     method: Method,
     model_factory: ModelFactory,
-    fresh: Callable[[], WeightRow],
+    store: WeightStore,
     training: Callable[[ClientWork], TrainingResult] | None = None,
 ) -> JobResult:
     """Load the client's network, receive, train, upload; within `keep_global_rng`.
 
     Args:
-        fresh: gives the row for the client's new weights, if there are any. training: another way to train.
+        store: has the client's new weights, if there are any. training: another way to train.
 
     Raises:
         RunError: the method failed; says for which client, in which round and at which stage.
@@ -73,7 +62,7 @@ def run_job(
     work.seed_layers()
     work.receive()
     work.train(training)
-    return work.finish(fresh)
+    return work.finish(store)
 
 
 class ClientWork:
@@ -125,10 +114,10 @@ class ClientWork:
                 phases = self.job.exchange.phases
                 self.trained = train(client, self.method, client.context, phases=phases)
 
-    def finish(self, fresh: Callable[[], WeightRow]) -> JobResult:
+    def finish(self, store: WeightStore) -> JobResult:
         """Judge the training, score the client, make its upload; then all of it leaves the device.
 
-        Its new weights are in the template until then. fresh: see `run_job`.
+        Its new weights are in the template until then. store: see `run_job`.
         """
         client, job = self.client, self.job
         after = self.model_factory.state(client.architecture, job.variant)
@@ -148,7 +137,7 @@ class ClientWork:
                 move_together(leaving, [_CPU] * len(leaving))  # in one copy for each type
             is_unchanged = any(map(bool, move_together(unchanged, [_CPU] * len(unchanged))))
             if refused is None and job.uploads and not is_unchanged:
-                row = fresh().write(after)
+                row = store.allocate(client.architecture, job.variant).write(after)
             size = sum(map(float, move_together(largest, [_CPU] * len(largest))))
             with self.stage("uploading"):
                 if made is not None:
@@ -264,6 +253,11 @@ class ClientWork:
         return OperationCounter() if self.job.counted else contextlib.nullcontext()
 
 
+def _scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the sums over the steps that are single numbers, by their names in records."""
+    return {name: value for name, value in flatten(dict(sums)).items() if value.dim() == 0}
+
+
 # working copies ---------------------------------------------------------------------------------------------------
 
 
@@ -298,192 +292,3 @@ def client_weights(client: Client, variant: str, model_factory: ModelFactory) ->
         return model_factory.starting_state(client.architecture, variant, client.id, client.given)
     held = client.weights.views if isinstance(client.weights, WeightRow) else client.weights
     return {name: held[name] for name in model_factory.state(client.architecture, variant)}
-
-
-# scoring ----------------------------------------------------------------------------------------------------------
-
-
-def score_batch(batch: EvalBatch, method: Method, model_factory: ModelFactory, memory: ScoreCache) -> list[Scores]:
-    """The scores of all the parts asked for, client by client, by the same working copy of the first.
-
-    Raises:
-        RunError: the method failed; says for which client and in which round.
-    """
-    first = batch.jobs[0]
-    client = working_copy(first.client, first.variant, model_factory)
-    client.round = first.round
-    places = [(job, part) for job in batch.jobs for part in job.parts]
-    try:
-        if first.message is not None:
-            method.receive(client, freeze(first.message))
-        parts = [part_of(job.client, part) for job, part in places]
-        scores = memory.scores(client, method, parts, [part in job.shared for job, part in places])
-    except Exception as error:
-        raise placed(error, batch, "scoring", first.round) from error
-    taken = iter(scores)
-    return [{part: next(taken) for part in job.parts} for job in batch.jobs]
-
-
-def part_of(client: Client, part: str) -> Part:
-    """What of a client's data is scored how: validation rows, which choose rounds, by the main score alone."""
-    is_test = part == "test"
-    return Part(getattr(client.data, part), client.data.train.scale, is_test, client.missing if is_test else None)
-
-
-def score_in_batches(
-    asked: Sequence[EvalJob], context: WorkerContext, carry_out: Callable[[Sequence[EvalBatch]], Sequence[list[Scores]]]
-) -> list[Scores]:
-    """The scores of all, in order, where those that hold the same model are scored together.
-
-    Args:
-        carry_out: gives the scores of each batch.
-    """
-    batches = _batches(asked, context)
-    found: dict[int, Scores] = {}
-    for places, scores in zip(batches, carry_out([EvalBatch([asked[p] for p in ps]) for ps in batches]), strict=True):
-        found |= zip(places, scores, strict=True)
-    return [found[place] for place in range(len(asked))]
-
-
-def _batches(asked: Sequence[EvalJob], context: WorkerContext) -> list[list[int]]:
-    """The places of those that are scored together."""
-    most = min(_MOST_ROWS, _MOST_OUTPUTS // max(context.clients[0].classes, 1))
-    alike = who_are_alike(asked, context.method, context.model_factory)
-    return [some for places in alike for some in _of_size(asked, places, most)]
-
-
-def who_are_alike(asked: Sequence[EvalJob], method: Method, model_factory: ModelFactory) -> list[list[int]]:
-    """The places of those that hold the same model once they have received, as far as the method says so."""
-    together = are_scored_together(method)
-    kinds: dict[Hashable, list[int]] = {}
-    for place, job in enumerate(asked):
-        kinds.setdefault(_kind(job) if together and job.message is not None else place, []).append(place)
-    alike: list[list[int]] = []
-    for places in kinds.values():
-        same = len(places) == 1 or _is_sent_whole(asked[places[0]], model_factory)
-        alike += [places] if same else [[place] for place in places]
-    return alike
-
-
-def _is_sent_whole(job: EvalJob, model_factory: ModelFactory) -> bool:
-    """Whether the message has all of the client's network that is ever sent; a subclass may leave some of it out."""
-    network = model_factory.module(job.client.architecture, job.variant)
-    sent = (job.message or {}).get("model")
-    return isinstance(sent, Mapping) and float_state(network).keys() <= sent.keys()
-
-
-def are_scored_together(method: Method) -> bool:
-    """Whether clients that are sent the same predict alike."""
-    network_alone = uses_default_predict(method) and not method.alternative_predictors
-    is_sent_whole = method.ignores_initial_weights and hasattr(method.receive, "loads_message")
-    return network_alone and is_sent_whole
-
-
-def _kind(job: EvalJob) -> Hashable:
-    """What is equal for clients that hold the same model once they have received: what they are sent lies in one place.
-
-    Where tensors lie is asked, as some methods send views of the same memory.
-    """
-    tensors = flatten(job.message or {}).items()
-    sent = tuple((name, t.data_ptr(), t.shape, t.stride(), t.dtype) for name, t in tensors)
-    return job.client.architecture, job.variant, job.round, id(job.client.prepare), sent
-
-
-def _of_size(asked: Sequence[EvalJob], places: Sequence[int], most: int) -> Iterator[list[int]]:
-    """The places in pieces of at most so many rows, each set of samples counted once; or of one client with more."""
-    piece: list[int] = []
-    sets: dict[int, int] = {}
-    for place in places:
-        client = asked[place].client
-        read = [getattr(client.data, part) for part in asked[place].parts]
-        own = {id(samples): len(samples) for samples in (*read, client.missing) if samples is not None}
-        if piece and sum(sets.values()) + sum(size for each, size in own.items() if each not in sets) > most:
-            yield piece
-            piece = []
-            sets = {}
-        piece.append(place)
-        sets |= own
-    if piece:
-        yield piece
-
-
-def _scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the sums over the steps that are single numbers, by their names in records."""
-    return {name: value for name, value in flatten(dict(sums)).items() if value.dim() == 0}
-
-
-# executors --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class WorkerContext:
-    """What is worked on.
-
-    clients: by number. store: of their weights. figures: scores come with these.
-    """
-
-    method: Method
-    model_factory: ModelFactory
-    clients: Sequence[Client]
-    store: WeightStore
-    figures: Sequence[str]
-
-
-def run_public_pass(asked: PublicPass, context: WorkerContext) -> Tensor:
-    """What the server's own pass would give (`core.inference.public_outputs`)."""
-    architecture = context.clients[asked.client_id].architecture
-    model = context.model_factory.load(architecture, "", asked.weights, alone=True).eval()
-    first = context.clients[0]  # whose preparation is the server's
-    return run_pass(asked, model, first.public, first.prepare).cpu()
-
-
-class Executor(Protocol):
-    """Runs the jobs of an exchange and scores clients; results are in the order of what was asked.
-
-    workers: processes that share the work; 1: one does it all.
-    """
-
-    workers: int
-
-    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
-        """Carry out `jobs`; `done(count)` is called as they finish."""
-        ...
-
-    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        """Score clients; a part that could not be scored is left out."""
-        ...
-
-    def close(self) -> None:
-        """Give back what it holds; it may be used again."""
-        ...
-
-
-class Serial:
-    """One client after the other, in this process."""
-
-    workers = 1
-
-    def __init__(self, context: WorkerContext) -> None:
-        self._context = context
-
-    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
-        context = self._context
-        outcomes = []
-        with keep_global_rng():
-            for count, job in enumerate(jobs, 1):
-                fresh = functools.partial(context.store.allocate, job.client.architecture, job.variant)
-                outcomes.append(run_job(job, context.method, context.model_factory, fresh))
-                done(count)
-        return outcomes
-
-    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        return score_in_batches(asked, self._context, self.score_batches)
-
-    def score_batches(self, batches: Sequence[EvalBatch]) -> list[list[Scores]]:
-        """The scores of each batch's clients."""
-        context = self._context
-        memory = ScoreCache(context.figures)
-        return [score_batch(batch, context.method, context.model_factory, memory) for batch in batches]
-
-    def close(self) -> None:
-        """See `Executor`."""

@@ -38,9 +38,16 @@ class TrainJob:
 
 
 def make_job(
-    method: Method, client: Client, message: Message, *, round: int, exchange_index: int, is_final: bool, **more: Any
+    method: Method,
+    client: Client,
+    message: Message,
+    *,
+    round: int,
+    exchange_index: int,
+    is_final: bool = False,
+    **more: Any,
 ) -> TrainJob:
-    """The job that a server asks for in another process or on another machine. more: fields of `TrainJob`."""
+    """A client's part in an exchange of a round, wherever it works. more: fields of `TrainJob`."""
     exchanges = method.final_exchanges() if is_final else method.exchanges(round)
     return TrainJob(
         client,
@@ -115,10 +122,10 @@ class JobResult:
     """
 
     client_id: int
-    message: Message
-    weights: Mapping[str, Tensor] | None  # those from before where it was only asked something and has changed nothing
-    state: State
-    trained: TrainingResult
+    message: Message = field(default_factory=lambda: freeze({}))
+    weights: Mapping[str, Tensor] | None = None  # those from before where it was asked something and changed nothing
+    state: State = field(default_factory=dict)
+    trained: TrainingResult = field(default_factory=TrainingResult)
     bytes_up: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     score: Score | None = None

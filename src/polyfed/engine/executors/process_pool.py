@@ -19,9 +19,10 @@ from multiprocessing.connection import Connection, wait
 
 import torch
 
-from polyfed.engine.executors.client_work import WorkerContext
+from polyfed.engine.executors.executor import ExecutorSetup
 from polyfed.engine.executors.worker_pool import Worker, WorkerDied, WorkerPool, WorkerUnavailable
-from polyfed.engine.executors.worker_requests import WorkerLoop
+from polyfed.engine.executors.worker_requests import RequestHandler
+from polyfed.errors import ConfigError
 from polyfed.signals import TERMINATION_SIGNALS
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -31,18 +32,28 @@ _GRACE = 1.0  # seconds from the end of a worker's line to the end of the proces
 _TAKE_ME_FIRST = "500"  # of -1000 to 1000: where memory runs out, a worker goes before the run
 
 
-def unavailable_reason(device: str) -> str | None:
-    """Why there can be no worker processes here, or None. device: type of the device where networks compute."""
+def problem_of_processes(device: str) -> str:
+    """Why there can be no worker processes here, and what to take instead; "" where there can.
+
+    device: type of the device where networks compute.
+    """
     if sys.platform != "linux":
-        return "worker processes need Linux"
-    return None if device == "cpu" else f"worker processes need device 'cpu', and this one is '{device}'"
+        return "expected the executor 'serial' with 1 worker, as worker processes need Linux"
+    if device != "cpu":
+        return f"expected the executor 'vectorized', as worker processes need device 'cpu', and this one is '{device}'"
+    return ""
 
 
 class ProcessPool(WorkerPool):
-    """Forked processes. See `WorkerPool`."""
+    """Processes forked from the run's own, on Linux. See `WorkerPool`."""
+
+    def __init__(self, setup: ExecutorSetup) -> None:
+        if problem := problem_of_processes(setup.device):
+            raise ConfigError(problem)
+        super().__init__(setup)
 
     def hire(self) -> Worker:
-        return ForkedWorker(self.context)
+        return ForkedWorker(self.setup)
 
     def answered(self, busy: Collection[Worker]) -> list[Worker]:
         lines = {worker.line: worker for worker in busy if isinstance(worker, ForkedWorker)}
@@ -56,10 +67,10 @@ class ForkedWorker(Worker):
         line: can be read when it has answered, or is no more. process: it.
     """
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, setup: ExecutorSetup) -> None:
         self.line, theirs = multiprocessing.Pipe()
         fork = multiprocessing.get_context("fork")
-        self.process = fork.Process(target=_live, args=(os.getpid(), theirs, context), daemon=True)
+        self.process = fork.Process(target=_live, args=(os.getpid(), theirs, setup), daemon=True)
         try:
             with warnings.catch_warnings():  # of threads, which hold nothing that a worker waits for
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -106,7 +117,7 @@ class ForkedWorker(Worker):
         return f"was killed by {signal.Signals(-status).name}{memory}"
 
 
-def _live(run: int, line: Connection, context: WorkerContext) -> None:
+def _live(run: int, line: Connection, setup: ExecutorSetup) -> None:
     """The life of a worker: it ends with the run, and goes first where memory runs out."""
     for number in (signal.SIGINT, *TERMINATION_SIGNALS):  # which a terminal and a service's manager send to all
         signal.signal(number, signal.SIG_IGN)
@@ -119,9 +130,9 @@ def _live(run: int, line: Connection, context: WorkerContext) -> None:
     gc.freeze()  # what was there before is not looked through again, which would copy its memory
     with contextlib.suppress(EOFError, OSError):  # the run has ended
         line.send_bytes((find_trouble() or "").encode())
-        loop = WorkerLoop(context)
+        handler = RequestHandler(setup)
         while True:
-            line.send_bytes(loop.reply(line.recv_bytes()))
+            line.send_bytes(handler.reply(line.recv_bytes()))
 
 
 def tune_process() -> None:

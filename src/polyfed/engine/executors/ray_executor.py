@@ -33,12 +33,10 @@ from typing import Any
 
 import torch
 
-from polyfed.core.settings import Training
-from polyfed.engine.evaluation import figures_of
-from polyfed.engine.executors.client_work import WorkerContext
-from polyfed.engine.executors.process_pool import tune_process, unavailable_reason
-from polyfed.engine.executors.worker_pool import Estimates, Say, Worker, WorkerDied, WorkerPool, available_cores
-from polyfed.engine.executors.worker_requests import WorkerLoop, check_answer, describe_error
+from polyfed.engine.executors.executor import ExecutorSetup
+from polyfed.engine.executors.process_pool import problem_of_processes, tune_process
+from polyfed.engine.executors.worker_pool import Worker, WorkerDied, WorkerPool
+from polyfed.engine.executors.worker_requests import RequestHandler, check_answer, describe_error
 from polyfed.engine.wire import decode, encode
 from polyfed.errors import ConfigError, MissingPackage, RunError
 from polyfed.places import temporary_folder
@@ -61,45 +59,33 @@ class RayExecutor(WorkerPool):
     An actor that dies is replaced; where the cluster has no core left for another one, the run goes on with those that
     are there.
 
-    Args:
-        context: what is worked on. workers: how many actors; None: the cores of this machine. training: how much.
-        say: is given a line when one died. rebuild: makes the same federation in an actor; Ray pickles it.
-
     Raises:
-        ConfigError: Ray is not installed, this is not Linux, the device is another one than the CPU, there is no
-            `rebuild`, or no number of workers for a cluster.
+        ConfigError: Ray is not installed, this is not Linux, the device is another one than the CPU, nobody has said
+            how to make the federation anew, or how many workers of a cluster to take.
     """
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        workers: int | None,
-        training: Training,
-        say: Say,
-        rebuild: Rebuild | None = None,
-    ) -> None:
+    def __init__(self, setup: ExecutorSetup) -> None:
         if importlib.util.find_spec("ray") is None:
             raise MissingPackage(
                 "the executor 'ray' needs the package 'ray'; install it with: pip install 'polyfed[ray]'"
             )
-        if reason := unavailable_reason(context.model_factory.device.type):
-            raise ConfigError(f"expected another executor than 'ray', as {reason}")
-        if rebuild is None:
+        if problem := problem_of_processes(setup.device):
+            raise ConfigError(problem)
+        if setup.rebuild is None:
             raise ConfigError(
                 "expected a recipe for the executor 'ray', whose processes make the federation anew, got a federation "
                 "made in Python; give it polyfed.Execution('ray', rebuild=...)"
             )
         address = address_of_cluster()
-        if workers is None and address is not None:
+        if setup.workers is None and address is not None:
             raise ConfigError(
                 f"expected workers with {CLUSTER}={address}: how many of the cluster's cores to take (--workers)"
             )
         if address is not None and address.startswith("ray://"):
             raise ConfigError(f"expected {CLUSTER} as host:port of a cluster that this machine is of, got a client's")
-        count = min(workers or available_cores(), len(context.clients))
-        super().__init__(context, count, Estimates(context, training), say)
-        context.store.keep_in_main_memory()  # as weights travel
-        self._rebuild = rebuild
+        super().__init__(setup)
+        setup.store.keep_in_main_memory()  # as weights travel
+        self._rebuild = setup.rebuild
         self._ray: RaySession | None = None
 
     def hire(self) -> Worker:
@@ -131,7 +117,7 @@ class RayExecutor(WorkerPool):
         if not self.running:
             raise RunError("the last of Ray's workers died, and there is no free core for another one")
         self.workers -= 1
-        self.say(f"no core of the cluster is free in place of it; the run goes on with {self.workers} workers")
+        self.setup.say(f"no core of the cluster is free in place of it; the run goes on with {self.workers} workers")
 
     def _hire(self) -> _RayWorker:
         return _RayWorker(self._session(), self._rebuild)
@@ -186,7 +172,7 @@ class WorkerActor:
     """A worker in a process of Ray's. But for `begin`, it takes bytes; it answers bytes always."""
 
     def __init__(self) -> None:
-        self._loop: WorkerLoop | None = None
+        self._handler: RequestHandler | None = None
 
     def is_there(self) -> bool:
         """Once it has a core."""
@@ -197,7 +183,7 @@ class WorkerActor:
 
         Args:
             version, torch_version: of polyfed and PyTorch where the run is. folder: where the run is: relative paths
-                mean the same here. rebuild: see `RayExecutor`.
+                mean the same here. rebuild: see `ExecutorSetup`.
         """
         try:
             here = f"polyfed {__version__} with PyTorch {torch.__version__}"
@@ -209,17 +195,15 @@ class WorkerActor:
             with contextlib.suppress(OSError):  # a machine may do without the folder
                 os.chdir(folder)
             tune_process()
-            made = rebuild()
-            figures = figures_of(made.evaluation, made.metrics)
-            self._loop = WorkerLoop(WorkerContext(made.method, made.model_factory, made.clients, made.store, figures))
+            self._handler = RequestHandler(rebuild().executor.setup)
             return encode({})
         except Exception as error:
             return encode(describe_error(error))
 
     def answer(self, request: bytes) -> bytes:
         """Do what is asked."""
-        assert self._loop is not None
-        return self._loop.reply(request)
+        assert self._handler is not None
+        return self._handler.reply(request)
 
 
 # Ray itself ----------------------------------------------------------------------------------------------------------

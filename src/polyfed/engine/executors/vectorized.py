@@ -6,19 +6,19 @@ same clients train in the same stacks. What cannot be stacked is done as `Serial
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import torch
 
 from polyfed.core.method import NotVectorizable, Phase
 from polyfed.core.randomness import derive_seed, keep_global_rng, seed_global_rng
-from polyfed.engine.executors.client_work import ClientWork, Serial, WorkerContext, run_job
-from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
+from polyfed.engine.executors.client_work import ClientWork, run_job
+from polyfed.engine.executors.executor import Done, Executor, ExecutorSetup
+from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.executors.stacked_loss import Tensors, own_tensors, structure
 from polyfed.engine.executors.stacked_training import Known, StackedClients, loss_context
 from polyfed.engine.local_training import contexts_on
-from polyfed.errors import RunError, kind_and_line
+from polyfed.errors import ConfigError, RunError, kind_and_line
 from polyfed.functional.device_copies import copy_once
 from polyfed.functional.modes import dropout_layers, train_mode
 
@@ -26,32 +26,29 @@ SIZE = 32  # clients in a stack by default; their weights, gradients and activat
 WORTH = 4  # clients in a stack on a GPU, at least, where its step is launched: longer than that of a single client
 
 
-def clients_per_batch(executor: str, device: str, workers: int | None) -> int:
-    """How many clients train as one under these settings of a run, at most; 1: they train one by one."""
-    on_gpu = device.partition(":")[0] != "cpu"
-    return (workers or SIZE) if executor == "vectorized" or (executor == "auto" and on_gpu) else 1
-
-
-class VectorizedExecutor:
+class VectorizedExecutor(Executor):
     """Stacks of clients of one architecture and variant, as far as the method lets one.
 
-    Args:
-        context: what is worked on. size: of a stack, at most; one of fewer than 4 is not worth it on a GPU where its
-            steps cannot be recorded, unless the size is smaller. say: is given what is not stacked, and why.
+    A stack has `workers` clients, at most; one of fewer than 4 is not worth it on a GPU where its steps cannot be
+    recorded, unless the size is smaller.
     """
 
-    workers = 1
+    in_process = True
 
-    def __init__(self, context: WorkerContext, size: int, say: Callable[[str], None]) -> None:
-        self.context = context
-        self._size = size
-        self._say = say
-        self._serial = Serial(context)
+    def __init__(self, setup: ExecutorSetup) -> None:
+        super().__init__(setup)
+        self._size = self.stack_size(setup.workers)
+        if self._size == 1:
+            raise ConfigError("expected workers = 2 or more, as the executor 'vectorized' trains so many as one, got 1")
         self._said: set[str] = set()
         self._prepares: list[object] = []
         self._known = Known()
 
-    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
+    @classmethod
+    def stack_size(cls, workers: int | None) -> int:
+        return workers or SIZE
+
+    def run(self, jobs: Sequence[TrainJob], done: Done) -> list[JobResult]:
         found: dict[int, JobResult] = {}
         with keep_global_rng():
             for places in self._alike(jobs):
@@ -59,13 +56,6 @@ class VectorizedExecutor:
                     found[place] = result
                     done(len(found))
         return [found[place] for place in range(len(jobs))]
-
-    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        """See `Executor`; clients are scored one after the other."""
-        return self._serial.score(asked)
-
-    def close(self) -> None:
-        """See `Executor`."""
 
     def _alike(self, jobs: Sequence[TrainJob]) -> Iterator[list[int]]:
         """The places of clients who may train together, of similar size, and at most so many as a stack has."""
@@ -91,7 +81,7 @@ class VectorizedExecutor:
         if not first.exchange.trains:
             return map(self._alone, jobs)
         kind = self._kind(first)
-        reason = self._known.refused.get(kind) or self.context.method.trains_alone
+        reason = self._known.refused.get(kind) or self.setup.method.trains_alone
         if first.client.privacy.max_grad_norm:
             reason = "gradients are bounded row by row"
         if not reason and len(jobs) >= self._least(first):
@@ -113,15 +103,14 @@ class VectorizedExecutor:
 
     def _least(self, job: TrainJob) -> int:
         """How many clients of this kind are worth a stack, at least."""
-        model_factory = self.context.model_factory
+        model_factory = self.setup.model_factory
         if model_factory.device.type == "cpu":
             return 2
         network = model_factory.module(job.client.architecture, job.variant)
         return 1 if self._known.recordings.worthwhile(self._kind(job), network) else min(WORTH, self._size)
 
     def _alone(self, job: TrainJob) -> JobResult:
-        fresh = functools.partial(self.context.store.allocate, job.client.architecture, job.variant)
-        return run_job(job, self.context.method, self.context.model_factory, fresh)
+        return run_job(job, self.setup.method, self.setup.model_factory, self.setup.store)
 
     def _stacked(self, jobs: Sequence[TrainJob]) -> list[JobResult]:
         """Receive one after the other, train as one, upload one after the other.
@@ -131,7 +120,7 @@ class VectorizedExecutor:
         first = jobs[0]
         phases = first.exchange.phases
         if phases is None:
-            phases = self.context.method.phases(first.client.training)
+            phases = self.setup.method.phases(first.client.training)
         works, weights = self._received(jobs)
         groups: dict[Hashable, list[int]] = {}
         for place, work in enumerate(works):
@@ -148,14 +137,14 @@ class VectorizedExecutor:
 
     def _received(self, jobs: Sequence[TrainJob]) -> tuple[list[ClientWork], list[Tensors]]:
         """The clients, each with its context, and their networks' tensors by name."""
-        model_factory = self.context.model_factory
+        model_factory = self.setup.model_factory
         template = model_factory.module(jobs[0].client.architecture, jobs[0].variant)
         names = list(own_tensors(template))
         works: list[ClientWork] = []
         weights: list[Tensors] = []
         with copy_once():  # of what all are sent
             for job in jobs:
-                work = ClientWork(job, self.context.method, model_factory)
+                work = ClientWork(job, self.setup.method, model_factory)
                 work.seed_layers()
                 work.receive()
                 works.append(work)
@@ -171,11 +160,11 @@ class VectorizedExecutor:
         job = works[0].job
         kind = self._kind(job)
         architecture, variant = job.client.architecture, job.variant
-        model_factory = self.context.model_factory
+        model_factory = self.setup.model_factory
         template = model_factory.module(architecture, variant)
         clients = [work.client for work in works]
         try:
-            stack = StackedClients(clients, tensors, self.context.method, template, self._known, kind)
+            stack = StackedClients(clients, tensors, self.setup.method, template, self._known, kind)
             numbers = [client.id for client in clients]
             seed_global_rng(derive_seed(clients[0].seed, "layers", job.exchange.name, job.round, *numbers))
             trained = stack.train(phases)
@@ -187,15 +176,14 @@ class VectorizedExecutor:
             self._say_once(f"{architecture}: steps are launched one by one, not recorded ({reason})")
         if dropout_layers(template):
             self._say_once(f"{architecture}: dropout draws other masks for clients trained as one than for each alone")
-        fresh = functools.partial(self.context.store.allocate, architecture, variant)
         for place, work in enumerate(works):
             own = {name: tensor[place] for name, tensor in tensors.items()}
             work.client.bound = train_mode(model_factory.load(architecture, variant, own))
             work.trained = trained[place]
             work.seed_layers()
-            yield work.finish(fresh)
+            yield work.finish(self.setup.store)
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self._say(f"{self.context.method.name}: {text}")
+            self.setup.say(f"{self.setup.method.name}: {text}")

@@ -7,63 +7,20 @@ draw depends on who carries out what: the result is that of `Serial`, bit for bi
 from __future__ import annotations
 
 import abc
-import math
-import os
-import sys
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from polyfed.core.client import Client
-from polyfed.core.message import freeze
-from polyfed.core.method import TrainingResult
 from polyfed.core.server import PublicPass
-from polyfed.core.settings import Training
-from polyfed.engine.executors.client_work import Serial, WorkerContext, run_public_pass, score_in_batches
-from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Job, JobResult, PassJob, Scores, TrainJob
+from polyfed.engine.executors.executor import Done, Executor, ExecutorSetup, run_public_pass
+from polyfed.engine.executors.jobs import EvalBatch, Job, JobResult, PassJob, Scores, TrainJob
+from polyfed.engine.executors.serial import Serial
 from polyfed.engine.executors.worker_requests import make_request, read_answer
+from polyfed.engine.executors.workload import Estimates, worker_count
 from polyfed.errors import PolyfedError, RunError
-
-_STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little
-
-Say = Callable[[str], None]
-
-
-def available_cores() -> int:
-    """How many cores this process may use: those it is bound to, and its share of them where a container has one."""
-    count = getattr(os, "process_cpu_count", lambda: len(os.sched_getaffinity(0)))()
-    try:
-        share, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        quota = math.inf if share == "max" else int(share) / int(period)
-    except (OSError, ValueError):
-        quota = math.inf
-    return max(1, min(count or 1, math.ceil(quota) if math.isfinite(quota) else sys.maxsize))
-
-
-class Estimates:
-    """How long clients take, guessed by their rows and the sizes of their networks."""
-
-    def __init__(self, context: WorkerContext, training: Training) -> None:
-        template = context.model_factory.module
-        self.clients = context.clients
-        names = {client.architecture for client in context.clients}
-        self._sizes = {name: sum(p.numel() for p in template(name).parameters()) for name in names}
-        self._training = training
-
-    def seconds(self, client: Client) -> float:
-        """Seconds of one round's training."""
-        rows = len(client.data.train)
-        settings = self._training
-        steps = -(-rows // settings.batch_size)
-        return settings.local_epochs * (steps * _STEP + rows * self._sizes[client.architecture] * _SAMPLE)
-
-    def run(self) -> float:
-        """Seconds of the training of a whole run."""
-        mean = sum(map(self.seconds, self.clients)) / len(self.clients)
-        return self._training.rounds * self._training.cohort_size(len(self.clients)) * mean
 
 
 class WorkerUnavailable(Exception):
@@ -106,24 +63,18 @@ class Worker(abc.ABC):
         """End it, if it has not ended. It keeps nothing that would be lost."""
 
 
-class WorkerPool(abc.ABC):
+class WorkerPool(Executor):
     """Workers that stay for a run: made when they are first needed, ended by `close`.
 
     A worker that dies is replaced. Its job is done again when the others are through, alone, as memory may have run
     out; if a worker dies of it again, the client counts as dropped out, or stays without a score.
-
-    Args:
-        context: what is worked on. workers: how many. estimates: how long things take. say: is given a line when a
-            worker died.
     """
 
-    def __init__(self, context: WorkerContext, workers: int, estimates: Estimates, say: Say) -> None:
-        self.workers = workers
-        self.context = context
-        self._estimates = estimates
-        self.say = say
+    def __init__(self, setup: ExecutorSetup) -> None:
+        super().__init__(setup)
+        self.workers = worker_count(setup)
         self.running: list[Worker] = []
-        self._evaluation = 0
+        self._estimates = Estimates(setup)
         self._serial: Serial | None = None  # where no worker can be had
 
     @abc.abstractmethod
@@ -134,40 +85,29 @@ class WorkerPool(abc.ABC):
     def answered(self, busy: Collection[Worker]) -> list[Worker]:
         """Those whose answer is there, or who are no more; waits for the first."""
 
-    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
+    def run(self, jobs: Sequence[TrainJob], done: Done) -> list[JobResult]:
         if not jobs:
             return []
-        if not self._with_workers():
-            assert self._serial is not None
-            return self._serial.run(jobs, done)
+        if serial := self._instead():
+            return serial.run(jobs, done)
         found = self._run_all(jobs, done)
         if len(jobs) > 1 and not any(found):
             raise RunError(f"the worker of every client died, twice, in round {jobs[0].round}; try fewer workers")
-        lost = [JobResult(job.client.id, freeze({}), None, {}, TrainingResult(), dropped=True) for job in jobs]
-        return [one or instead for one, instead in zip(found, lost, strict=True)]
+        return [one or JobResult(job.client.id, dropped=True) for one, job in zip(found, jobs, strict=True)]
 
-    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        if not asked:
-            return []
-        if not self._with_workers():
-            assert self._serial is not None
-            return self._serial.score(asked)
-        self._evaluation += 1
-
-        def carry_out(batches: Sequence[EvalBatch]) -> list[list[Scores]]:
-            found: list[list[Scores] | None] = self._run_all(batches, lambda _: None)
-            return [one or [{} for _ in batch.jobs] for batch, one in zip(batches, found, strict=True)]
-
-        return score_in_batches(asked, self.context, carry_out)
+    def score_batches(self, batches: Sequence[EvalBatch]) -> Sequence[list[Scores]]:
+        if serial := self._instead():
+            return serial.score_batches(batches)
+        found: list[list[Scores] | None] = self._run_all(batches, lambda done: None)
+        return [one or [{} for _ in batch.jobs] for batch, one in zip(batches, found, strict=True)]
 
     def run_passes(self, passes: Sequence[PublicPass]) -> list[Tensor]:
         """See `Server.run_passes`; a single one is not worth sending, and what workers die of is done here."""
         found: list[Tensor | None] = [None] * len(passes)
-        if len(passes) > 1 and self._with_workers():
-            found = self._run_all([PassJob(self.context.clients[p.client_id], p) for p in passes], lambda _: None)
+        if len(passes) > 1 and not self._instead():
+            found = self._run_all([PassJob(self.setup.clients[p.client_id], p) for p in passes], lambda done: None)
         return [
-            run_public_pass(asked, self.context) if one is None else one
-            for asked, one in zip(passes, found, strict=True)
+            run_public_pass(asked, self.setup) if one is None else one for asked, one in zip(passes, found, strict=True)
         ]
 
     def close(self) -> None:
@@ -184,10 +124,10 @@ class WorkerPool(abc.ABC):
         except WorkerUnavailable as reason:
             raise RunError(f"a worker died, and there can be no other: {reason}") from None
 
-    def _with_workers(self) -> bool:
-        """Whether there are workers; those that are missing are made."""
+    def _instead(self) -> Serial | None:
+        """What does the work where there can be no workers; else those that are missing are made."""
         if self._serial is not None:
-            return False
+            return self._serial
         for gone in [worker for worker in self.running if not worker.is_alive()]:
             self.running.remove(gone)
             gone.terminate()
@@ -199,11 +139,11 @@ class WorkerPool(abc.ABC):
                 worker.wait_ready()
         except WorkerUnavailable as reason:
             self.close()
-            self.say(f"there can be no worker processes ({reason}); all is done by this one")
-            self._serial = Serial(self.context)
-        return self._serial is None
+            self.setup.say(f"there can be no worker processes ({reason}); all is done by this one")
+            self._serial = Serial(replace(self.setup, workers=None))
+        return self._serial
 
-    def _run_all(self, asked: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
+    def _run_all(self, asked: Sequence[Any], done: Done) -> list[Any]:
         """All results; None where workers died of it, twice."""
         found: list[Any] = [None] * len(asked)
         through = 0
@@ -220,7 +160,7 @@ class WorkerPool(abc.ABC):
                 if self._assign_jobs(asked, [lost], keep):
                     keep(lost, None)
                     then = "the run's own process does its work" if isinstance(asked[lost], PassJob) else None
-                    self.say(f"{_worker_of(asked[lost])} died again; {then or 'it counts as dropped out'}")
+                    self.setup.say(f"{_worker_of(asked[lost])} died again; {then or 'it counts as dropped out'}")
         except BaseException:
             self.close()  # whatever the others are at
             raise
@@ -235,14 +175,14 @@ class WorkerPool(abc.ABC):
         while waiting or busy:
             for worker in [worker for worker in self.running if worker not in busy][: len(waiting)]:
                 busy[worker] = waiting.popleft()
-                worker.send(make_request(asked[busy[worker]], self._evaluation))
+                worker.send(make_request(asked[busy[worker]]))
             for worker in self.answered(busy):
                 index = busy.pop(worker)
                 try:
-                    result = read_answer(asked[index], worker.receive(), self.context.store)
+                    result = read_answer(asked[index], worker.receive(), self.setup.store)
                 except WorkerDied as how:
                     died.append(index)
-                    self.say(f"{_worker_of(asked[index])} died ({how}); its work is done again")
+                    self.setup.say(f"{_worker_of(asked[index])} died ({how}); its work is done again")
                     self.replace(worker)
                 except PolyfedError as error:
                     failed[index] = error

@@ -241,7 +241,6 @@ def test_the_lowest_error_of_numbers_is_the_best() -> None:
         ({"method": {"name": "fedgh"}}, "the method 'fedgh'"),
         ({"method": {"name": "local"}, "training": {"client_fraction": 0.5}}, "training.client_fraction = 0.5"),
         ({"method": {"name": "local"}, "availability": {"dropout_rate": 0.5}}, r"\[availability\]"),
-        ({"method": {"name": "local"}, "run": {"executor": "ray"}}, "run.executor"),
     ],
 )
 def test_what_cannot_be_pooled_is_refused(sections: dict[str, dict[str, Any]], said: str) -> None:

@@ -257,7 +257,8 @@ def test_code_that_a_text_names_is_imported_in_one_place() -> None:
     constant = {"polyfed.engine.run"}
     assert importers - fixed - constant == {"polyfed.registry"}
     assert callers("import_object") == {
-        *("polyfed.config.recipe", "polyfed.own_methods", "polyfed.models.zoo", "polyfed.data.datasets")
+        *("polyfed.config.recipe", "polyfed.own_methods", "polyfed.models.zoo", "polyfed.data.datasets"),
+        "polyfed.engine.executors.choice",
     }
     assert callers("check_trusted") == {"polyfed.config.recipe", "polyfed.experiments.prediction"}
 

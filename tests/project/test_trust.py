@@ -109,6 +109,7 @@ EACH: dict[str, dict[str, dict[str, Any]]] = {  # what the recipe, and the index
     },
     "method": {"recipe": {"method": {"name": "evil:Method"}}, "index": {"method": "evil:Method"}},
     "data": {"recipe": {"data": {"dataset": "evil:rows"}}, "index": {"method": "evil:Method"}},
+    "executor": {"recipe": {"run": {"executor": "evil:Method"}}, "index": {"architecture": "evil:net"}},
     "plugin": {"recipe": {"plugins": [{"name": "evil:Method"}]}, "index": {"method": "evil:Method"}},
     "public data": {"recipe": {"data": {"public_dataset": "evil:rows"}}, "index": {"auxiliary_model": "evil:net"}},
     "variant": {

@@ -41,7 +41,7 @@ from polyfed.config.resolve import (
     read_recipe,
     recipe_stem,
     resolve,
-    without_run,
+    without_labels,
 )
 from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, Pretraining, RunSettings
 from polyfed.core.settings import Evaluation, Personalization, Privacy, Settings, Training
@@ -138,7 +138,7 @@ class Recipe(Settings):
         check_links(Path(folder))
         path = Path(folder) / "recipe.toml"
         settings = read_recipe(path)
-        check_trusted(folder, without_run(settings), trust)
+        check_trusted(folder, without_labels(settings), trust)
         return cls.from_dict(settings, recipe_stem(path))
 
     @classmethod

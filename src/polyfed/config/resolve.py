@@ -31,7 +31,7 @@ __all__ = [
     "recipe_stem",
     "resolve",
     "to_toml",
-    "without_run",
+    "without_labels",
 ]
 
 _WRITTEN = {  # what a run's own recipe keeps, and nobody sets
@@ -305,9 +305,11 @@ def recipe_stem(path: Path) -> str:
     return "/".join([*below, path.stem])
 
 
-def without_run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without [run], in which there are only labels and places."""
-    return {section: table for section, table in settings.items() if section != "run"}
+def without_labels(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without what of [run] are only labels and places."""
+    run = settings.get("run")
+    executor = run.get("executor") if isinstance(run, Mapping) else None
+    return {section: table for section, table in settings.items() if section != "run"} | {"run": {"executor": executor}}
 
 
 def module_folders(path: Path) -> list[str]:

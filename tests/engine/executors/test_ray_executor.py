@@ -107,6 +107,11 @@ def test_a_method_and_a_network_of_ones_own_are_found_there_too(
     same(run(on_ray(recipe)), expected)
 
 
+def test_a_network_that_learns_from_all_rows_trains_once() -> None:
+    recipe = recipe_of("local").with_run(control="pooled")
+    same(run(on_ray(recipe)), run(recipe))
+
+
 def test_a_run_goes_on_with_another_executor(tmp_path: Path, ray: RayStub) -> None:
     recipe = recipe_of("fedgh", training={"rounds": 3})
     whole = run(recipe)

@@ -135,7 +135,8 @@ def hostile(request: pytest.FixtureRequest, clean: Path, tmp_path: Path, monkeyp
     shutil.copytree(clean / "run", folder)
     shutil.copy(clean / "mine.toml", tmp_path)
     (folder / "evil.py").write_text(EVIL)
-    change_recipe(folder, {**wanted["recipe"], "run": {"modules": [str(folder)]}})
+    run = {"modules": [str(folder)], **wanted["recipe"].get("run", {})}
+    change_recipe(folder, {**wanted["recipe"], "run": run})
     change_index(folder, lambda entry: entry.update(wanted["index"], modules=[str(folder)]))
     np.save(tmp_path / "new.npy", X)
     monkeypatch.chdir(tmp_path)

@@ -156,7 +156,6 @@ class Recipe(Settings):
         Raises:
             ConfigError: see `load`.
         """
-        check_values(settings)
         return cls._checked(resolve(settings, preset), stem, beside)
 
     @classmethod
@@ -187,7 +186,7 @@ class Recipe(Settings):
             recipe._build(table, f"methods.{label}")
         label = recipe.run.label
         recipe = recipe.choose(recipe.method.name)
-        return recipe if label is None else recipe.with_run(label=label)
+        return recipe if label is None else recipe._with_label(label)
 
     def choose(self, name: str) -> Recipe:
         """The same experiment with another method or variant; see the top of this file for its hyperparameters.
@@ -216,7 +215,7 @@ class Recipe(Settings):
         """
         together = self.choose(name)
         alone = together.method.model_copy(update={"alone": True})
-        return self._with_method(alone, name).with_run(label=f"{together.name}-alone")
+        return self._with_method(alone, name)._with_label(f"{together.name}-alone")
 
     def _with_method(self, method: MethodChoice, name: str) -> Recipe:
         chosen = self.model_copy(update={"method": method})
@@ -229,7 +228,10 @@ class Recipe(Settings):
             label += "-adapters" if method.adapters is not None else ""
             label += f"-{method.personalize}" if method.personalize is not None else ""
             label += "-alone" if method.alone else ""
-        return chosen.with_run(label=None if label == method.name else label)
+        return chosen._with_label(None if label == method.name else label)
+
+    def _with_label(self, label: str | None) -> Recipe:
+        return self.model_copy(update={"run": self.run.model_copy(update={"label": label})})
 
     def with_run(self, **changes: Any) -> Recipe:
         """The same recipe with other values in ``[run]``.

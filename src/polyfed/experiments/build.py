@@ -78,7 +78,9 @@ def build_federation(
         trained, facts = pretrain(recipe, {name: builders[name] for name in names}, data, pretrained)
         builders |= trained
         plugins.append(facts)
-    settings = recipe.with_run(client_names=list(federated.names)).to_dict()
+    settings = recipe.to_dict()
+    settings["run"].pop("client_names", None)
+    settings["run"] |= {"client_names": list(federated.names)} if federated.names else {}
     run = recipe.run
     return Federation(
         _clients(recipe, federated, names, rows, prepare),

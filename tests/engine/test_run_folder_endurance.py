@@ -75,10 +75,10 @@ def found(folder: Path) -> tuple[int | None, list[str]]:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            used = checkpoint.latest(run.checkpoints, 6, None, run.records)
+            used = checkpoint.newest(run.checkpoints, run.records)
         except ConfigError:
             used = None
-    return None if used is None else used.round, [str(one.message) for one in said]
+    return None if used is None else int(used.name[-1]), [str(one.message) for one in said]
 
 
 def damage_is_seen(folder: Path, count: int) -> None:

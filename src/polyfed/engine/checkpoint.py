@@ -19,7 +19,6 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,339 +60,6 @@ _DAMAGE: tuple[type[Exception], ...] = (
 
 class _OtherClients(ConfigError):
     """A run folder is of another number of clients than the run that is to go on."""
-
-
-def write(
-    folder: Path,
-    snapshot: Snapshot,
-    made_of: Mapping[str, Any],
-    best: Callable[[int], int | None] = lambda _: None,
-    forgotten: Forgotten | None = None,
-) -> None:
-    """Write a checkpoint, then drop all but the last `KEPT`, and those of the best rounds up to each of these.
-
-    Args:
-        made_of: see `RunResult`. best: the best round up to a number; None where none is kept.
-        forgotten: clients of whom nothing is written.
-    """
-    final = folder / _name(snapshot.round)
-    if final.exists() and _is_whole(final):
-        return
-    temporary = folder / f".{final.name}.{os.getpid()}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        _fill(temporary, snapshot, made_of, forgotten)
-        shutil.rmtree(final, ignore_errors=True)  # a damaged one
-        temporary.rename(final)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # or a full disk stays full
-    sync_folder(folder)
-    last = [path.name for path in _all(folder) if path.name <= final.name][-KEPT:]  # those behind it could not be used
-    best_ones = [best(int(name.rpartition("-")[2])) for name in last]
-    kept = {*last, *(_name(number) for number in best_ones if number is not None)}
-    for other in _all(folder):
-        if other.name not in kept:
-            shutil.rmtree(other)
-
-
-def _fill(temporary: Path, snapshot: Snapshot, made_of: Mapping[str, Any], forgotten: Forgotten | None) -> None:
-    temporary.mkdir(parents=True)
-    states = {"server": snapshot.server, "clients": snapshot.states, "work": describe(snapshot.work)}
-    states = _without(states, forgotten)
-    rows = {number: row for number, row in snapshot.weights.items() if row is not None}
-    networks: dict[tuple[str, str], dict[str, Any]] = {}
-    for number, row in rows.items():
-        about = {"architecture": row.architecture, "variant": row.variant, "clients": []}
-        key = (row.architecture, row.variant)
-        networks.setdefault(key, {**about, "tensors": row.layout.described()})["clients"].append(number)
-    metadata = {_ROWS: json.dumps(list(networks.values()))}
-    sums = {_WEIGHTS: _written(temporary / _WEIGHTS, {str(n): row.bytes for n, row in rows.items()}, metadata)}
-    sums[_STATES] = _written(temporary / _STATES, *split(states))
-    index = seal({"round": snapshot.round, "made_of": made_of, "sha256": sums})
-    write_whole(temporary / "index.json", lambda write: write(index))
-    sync_folder(temporary)
-
-
-def latest(
-    folder: Path,
-    clients: int,
-    store: WeightStore | None = None,
-    records: Callable[[int], object] = lambda _: None,
-    before: int | None = None,
-    forgotten: Forgotten | None = None,
-) -> Snapshot | None:
-    """The newest checkpoint that is whole, or None where there is none.
-
-    Args:
-        folder: `checkpoint/` of a run folder.
-        clients: how many clients the federation has.
-        store: where their weights go; None: they are left out.
-        records: raises a `PolyfedError` where those of the rounds up to a number are not all there.
-        before: only those of earlier rounds than this.
-        forgotten: clients of whom nothing is read.
-
-    Raises:
-        ConfigError: there are checkpoints and none of them is whole; or it is whole, and of other clients or networks.
-    """
-    found = [path for path in _all(folder) if before is None or path.name < _name(before)]
-    for path in reversed(found):
-        try:
-            snapshot, work = _read(path, clients, forgotten)
-            records(snapshot.round)
-        except _OtherClients:  # the folder is whole
-            raise
-        except _DAMAGE as error:
-            why = " ".join(str(error).split()) or type(error).__name__
-            warnings.warn(f"the checkpoint {path} is damaged ({why}); trying the one before it", stacklevel=2)
-        else:
-            try:
-                return snapshot if store is None else _with_weights(snapshot, work, path, clients, store)
-            except _DAMAGE as error:
-                raise ConfigError(
-                    f"{path} does not fit this federation: {error}; start again with --overwrite"
-                ) from None
-    if found:
-        raise ConfigError(
-            f"expected a whole checkpoint in {folder}, all {len(found)} are damaged; start again with --overwrite"
-        )
-    return None
-
-
-def of_round(folder: Path, number: int, clients: int, store: WeightStore, forgotten: Forgotten) -> Snapshot:
-    """The checkpoint of a round.
-
-    Raises:
-        ConfigError: it is not there, or not whole.
-    """
-    path = folder / _name(number)
-    try:
-        return _with_weights(*_read(path, clients, forgotten), path, clients, store)
-    except _DAMAGE as error:
-        raise ConfigError(f"expected a whole checkpoint in {path}, got another: {error}") from None
-
-
-# clients that are forgotten -------------------------------------------------------------------------------------------
-
-
-def remembered_in(folder: Path, method: Method) -> set[int]:
-    """The clients of whose rows something is in the checkpoints that are whole.
-
-    Raises:
-        ConfigError: there is none, or the method cannot take a client out.
-    """
-    found = set[int]()
-    for path in _all_whole(folder):
-        stored = _stored(path)
-        found |= {*method.remembered(stored["server"])}
-        found |= {one["client"] for one in stored["work"] if method.forget_upload(one["upload"]) is not one["upload"]}
-    return found
-
-
-def purge(folder: Path, forgotten: Forgotten) -> None:
-    """Take forgotten clients out of all checkpoints; those that are not whole are removed.
-
-    Killed meanwhile, it can be done again.
-
-    Raises:
-        ConfigError: no checkpoint is whole; then nothing has changed.
-    """
-    whole = _all_whole(folder)
-    for path in _all(folder):
-        if path not in whole:
-            shutil.rmtree(path)
-            continue
-        stored = _stored(path)
-        changed = _without(stored, forgotten)
-        if changed is not stored:
-            _replace(path, changed)
-
-
-def settle(folder: Path) -> None:
-    """Finish what `purge` has begun: a checkpoint that is whole comes into its place."""
-    for new in folder.glob(f".round-[0-9]*{_NEW}"):
-        path = folder / new.name.removeprefix(".").removesuffix(_NEW)
-        if _is_whole(new, path.name):
-            shutil.rmtree(path, ignore_errors=True)
-            new.rename(path)
-        else:
-            shutil.rmtree(new)
-        sync_folder(folder)
-
-
-def _all_whole(folder: Path) -> list[Path]:
-    settle(folder)
-    whole = [path for path in _all(folder) if _is_whole(path)]
-    if not whole:
-        raise ConfigError(
-            f"expected a whole checkpoint in {folder}, got none; what is left of one goes with --overwrite"
-        )
-    return whole
-
-
-def _without(states: dict[str, Any], forgotten: Forgotten | None) -> dict[str, Any]:
-    """What a checkpoint stores of states and work, without the forgotten clients; itself where they are not in it."""
-    if forgotten is None or not forgotten.clients:
-        return states
-    server = forgotten.server(states["server"])
-    clients = states["clients"]
-    work = [{**one, "upload": forgotten.upload(one["client"], one["upload"])} for one in states["work"]]
-    if server is not states["server"]:  # what clients have was made of what it was
-        clients = {number: forgotten.client(state, server) for number, state in clients.items()}
-        work = [{**one, "state": forgotten.client(one["state"], server)} for one in work]
-    elif all(new["upload"] is old["upload"] for new, old in zip(work, states["work"], strict=True)):
-        return states
-    return {"server": server, "clients": clients, "work": work}
-
-
-def _replace(path: Path, states: Mapping[str, Any]) -> None:
-    """Put a checkpoint with other states in the place of one."""
-    new = path.with_name(f".{path.name}{_NEW}")
-    new.mkdir()
-    index = unseal((path / "index.json").read_bytes())
-    os.link(path / _WEIGHTS, new / _WEIGHTS)
-    sums = {**index["sha256"], _STATES: _written(new / _STATES, *split(states))}
-    sealed = seal({**index, "sha256": sums})
-    write_whole(new / "index.json", lambda write: write(sealed))
-    sync_folder(new)
-    settle(path.parent)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def began_with(folder: RunFolder) -> MadeOf:
-    """What the run in a folder was made of when it began, as far as its result or its newest checkpoint tells.
-
-    Raises:
-        ConfigError: its result cannot be read.
-    """
-    result = folder.read_result()
-    if result is not None:
-        return validated(RunResult, result).made_of
-    for path in reversed(_all(folder.checkpoints)):
-        with contextlib.suppress(OSError, ValueError):  # damaged; who goes on from it is warned
-            return validated(MadeOf, unseal((path / "index.json").read_bytes()).get("made_of", {}))
-    return MadeOf()
-
-
-def check_made_of(folder: RunFolder, data: str | None, code: Mapping[str, str]) -> None:
-    """Whether the run in a folder, if there is one, began with the data that there are now; of other code it is warned.
-
-    data, code: checksums of those that there are now, as results have them; None: not known.
-
-    Raises:
-        ConfigError: it began with others.
-    """
-    before = began_with(folder)
-    if before.data is not None and data not in (None, before.data):
-        raise ConfigError(
-            f"{folder.path} holds a run of other data under this name: rows, or names of classes or features, have "
-            "changed since it began; put them back, or choose another --out or --overwrite"
-        )
-    changed = [module for module, checksum in code.items() if before.code.get(module, checksum) != checksum]
-    if changed:
-        warnings.warn(f"{folder.path} holds a run that began with other code in {', '.join(changed)}", stacklevel=2)
-
-
-def _name(number: int) -> str:
-    return f"round-{number:06d}"
-
-
-def _all(folder: Path) -> list[Path]:
-    return sorted(folder.glob("round-[0-9]*")) if folder.is_dir() else []
-
-
-def _is_whole(path: Path, name: str = "") -> bool:
-    """Whether a checkpoint is there as it was written. name: that it is to have; "": its own."""
-    try:
-        _verified(path, name or path.name)
-    except _DAMAGE:
-        return False
-    return True
-
-
-def _verified(path: Path, name: str) -> dict[str, Any]:
-    """The index; ValueError where a checksum does not fit."""
-    index = unseal((path / "index.json").read_bytes())
-    if name != _name(index["round"]):
-        raise ValueError(f"index.json is of round {index['round']}")
-    for part in (_WEIGHTS, _STATES):
-        with (path / part).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != index["sha256"][part]:
-                raise ValueError(f"{part} does not match its checksum")
-    return index
-
-
-def _stored(path: Path) -> dict[str, Any]:
-    stored: dict[str, Any] = decode((path / _STATES).read_bytes())
-    return stored
-
-
-def _read(path: Path, clients: int, forgotten: Forgotten | None) -> tuple[Snapshot, list[Any]]:
-    """All but the weights, and the work under way as it is stored, as it has some; ValueError where it is not whole."""
-    index = _verified(path, path.name)
-    stored = _without(_stored(path), forgotten)
-    states = {i: stored["clients"].get(str(i), {}) for i in range(clients)}
-    for state in (stored["server"], *states.values()):
-        flatten(state)  # fails where it is none
-    return Snapshot(int(index["round"]), stored["server"], dict.fromkeys(range(clients)), states), stored["work"]
-
-
-def _with_weights(snapshot: Snapshot, work: Sequence[Any], path: Path, clients: int, store: WeightStore) -> Snapshot:
-    """The snapshot with what `_read` leaves out. store: gets the weights."""
-    return replace(snapshot, weights=_rows(path, clients, store), work=restore_work(work, store))
-
-
-def _rows(path: Path, clients: int, store: WeightStore) -> dict[int, WeightRow | None]:
-    """The clients' rows, in the store; ValueError where they are not those of its clients and networks."""
-    rows: dict[int, WeightRow | None] = dict.fromkeys(range(clients))
-    with safetensors.safe_open(path / _WEIGHTS, "pt") as file:
-        for about in parse_json(file.metadata()[_ROWS].encode()):
-            layout = RowLayout.read(about["tensors"])
-            for number in about["clients"]:
-                tensors = layout.views(file.get_tensor(str(number)).clone())
-                rows[number] = store.store(number, about["architecture"], about["variant"], tensors)
-    return rows
-
-
-def _written(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
-    """Write safetensors one tensor after the other, so that no second copy of all is needed; the file's checksum."""
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
-    end = 0
-    for name, tensor in tensors.items():
-        span = [end, end := end + tensor.nbytes]
-        header[name] = {"dtype": _code(tensor.dtype), "shape": tuple(tensor.shape), "data_offsets": span}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
-
-    def content(write: Callable[[Any], object]) -> None:
-        def both(data: Any) -> None:
-            digest.update(data)
-            write(data)
-
-        both(len(text).to_bytes(8, "little"))
-        both(text)
-        for tensor in tensors.values():
-            if tensor.numel():
-                both(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-    write_whole(path, content)
-    return digest.hexdigest()
-
-
-def write_whole(path: Path, content: Callable[[Callable[[Any], object]], object]) -> None:
-    """Write a file, all of it on disk when this returns; `content` is given what writes."""
-    with path.open("wb") as file:
-        content(file.write)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@functools.cache
-def _code(dtype: torch.dtype) -> str:
-    """What safetensors calls a type."""
-    return str(json.loads(safetensors.torch.save({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"])
 
 
 class Checkpointer:
@@ -444,7 +110,10 @@ class Checkpointer:
             return last
         snapshot = self._best
         if setup.folder is not None:
-            snapshot = of_round(setup.folder.checkpoints, number, self._clients, setup.store, self.forgotten)
+            path = setup.folder.checkpoints / _name(number)
+            if not _is_whole(path):
+                raise ConfigError(f"expected a whole checkpoint in {path}, got another")
+            snapshot = read(path, self._clients, setup.store, self.forgotten)
         assert snapshot is not None
         self.go_back(snapshot, list(setup.history))
         return number
@@ -456,8 +125,8 @@ class Checkpointer:
 
     def latest(self, folder: RunFolder, before: int | None = None) -> Snapshot | None:
         """The last whole checkpoint, or the last one before a round."""
-        expect = functools.partial(self._expect, folder)
-        return latest(folder.checkpoints, self._clients, self._setup.store, expect, before, self.forgotten)
+        path = newest(folder.checkpoints, functools.partial(self._expect, folder), before)
+        return None if path is None else read(path, self._clients, self._setup.store, self.forgotten)
 
     def restore(self) -> int:
         """Go back to the run folder's last checkpoint, or to the start; the number of its round, 0 where there is none.
@@ -528,3 +197,309 @@ class Checkpointer:
         best = self._best_of(records)
         if best not in (None, number) and not _is_whole(folder.checkpoints / _name(best or 0)):
             raise ConfigError(f"that of the best round before it, {best}, is damaged")
+
+
+# files ----------------------------------------------------------------------------------------------------------------
+
+
+def write(
+    folder: Path,
+    snapshot: Snapshot,
+    made_of: Mapping[str, Any],
+    best: Callable[[int], int | None],
+    forgotten: Forgotten,
+) -> None:
+    """Write a checkpoint, then drop all but the last `KEPT`, and those of the best rounds up to each of these.
+
+    Args:
+        made_of: see `RunResult`. best: the best round up to a number; None where none is kept.
+        forgotten: clients of whom nothing is written.
+    """
+    final = folder / _name(snapshot.round)
+    if final.exists() and _is_whole(final):
+        return
+    temporary = folder / f".{final.name}.{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        _fill(temporary, snapshot, made_of, forgotten)
+        shutil.rmtree(final, ignore_errors=True)  # a damaged one
+        temporary.rename(final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # or a full disk stays full
+    sync_folder(folder)
+    last = [path.name for path in _all(folder) if path.name <= final.name][-KEPT:]  # those behind it could not be used
+    best_ones = [best(int(name.rpartition("-")[2])) for name in last]
+    kept = {*last, *(_name(number) for number in best_ones if number is not None)}
+    for other in _all(folder):
+        if other.name not in kept:
+            shutil.rmtree(other)
+
+
+def _fill(temporary: Path, snapshot: Snapshot, made_of: Mapping[str, Any], forgotten: Forgotten) -> None:
+    temporary.mkdir(parents=True)
+    states = {"server": snapshot.server, "clients": snapshot.states, "work": describe(snapshot.work)}
+    rows = {number: row for number, row in snapshot.weights.items() if row is not None}
+    networks: dict[tuple[str, str], dict[str, Any]] = {}
+    for number, row in rows.items():
+        about = {"architecture": row.architecture, "variant": row.variant, "clients": []}
+        key = (row.architecture, row.variant)
+        networks.setdefault(key, {**about, "tensors": row.layout.described()})["clients"].append(number)
+    metadata = {_ROWS: json.dumps(list(networks.values()))}
+    sums = {
+        _WEIGHTS: _written(temporary / _WEIGHTS, {str(n): row.bytes for n, row in rows.items()}, metadata),
+        _STATES: _written(temporary / _STATES, *split(_without(states, forgotten))),
+    }
+    _write_index(temporary, {"round": snapshot.round, "made_of": made_of, "sha256": sums})
+
+
+def newest(folder: Path, expect: Callable[[int], object], before: int | None = None) -> Path | None:
+    """The newest checkpoint that is whole, or None where there is none.
+
+    Args:
+        folder: `checkpoint/` of a run folder. before: only those of earlier rounds than this.
+        expect: raises a `PolyfedError` where what belongs to a checkpoint of this round is not there.
+
+    Raises:
+        ConfigError: there are checkpoints and none of them is whole.
+    """
+    found = [path for path in _all(folder) if before is None or path.name < _name(before)]
+    for path in reversed(found):
+        try:
+            expect(_verified(path, path.name)["round"])
+        except _OtherClients:  # the folder is whole
+            raise
+        except _DAMAGE as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            warnings.warn(f"the checkpoint {path} is damaged ({why}); trying the one before it", stacklevel=2)
+        else:
+            return path
+    if found:
+        raise ConfigError(
+            f"expected a whole checkpoint in {folder}, all {len(found)} are damaged; start again with --overwrite"
+        )
+    return None
+
+
+def read(path: Path, clients: int, store: WeightStore, forgotten: Forgotten) -> Snapshot:
+    """A checkpoint that is whole.
+
+    Args:
+        clients: how many the federation has. store: where their weights go. forgotten: clients of whom nothing is read.
+
+    Raises:
+        ConfigError: it is of other clients or networks.
+    """
+    rows: dict[int, WeightRow | None] = dict.fromkeys(range(clients))
+    try:
+        stored = _without(_stored(path), forgotten)
+        states = {i: stored["clients"].get(str(i), {}) for i in range(clients)}
+        for state in (stored["server"], *states.values()):
+            flatten(state)  # fails where it is none
+        with safetensors.safe_open(path / _WEIGHTS, "pt") as file:
+            for about in parse_json(file.metadata()[_ROWS].encode()):
+                layout = RowLayout.read(about["tensors"])
+                for number in about["clients"]:
+                    tensors = layout.views(file.get_tensor(str(number)).clone())
+                    rows[number] = store.store(number, about["architecture"], about["variant"], tensors)
+        work = restore_work(stored["work"], store)
+    except _DAMAGE as error:
+        raise ConfigError(f"{path} does not fit this federation: {error}; start again with --overwrite") from None
+    return Snapshot(int(path.name.rpartition("-")[2]), stored["server"], rows, states, work)
+
+
+def began_with(folder: RunFolder) -> MadeOf:
+    """What the run in a folder was made of when it began, as far as its result or its newest checkpoint tells.
+
+    Raises:
+        ConfigError: its result cannot be read.
+    """
+    result = folder.read_result()
+    if result is not None:
+        return validated(RunResult, result).made_of
+    for path in reversed(_all(folder.checkpoints)):
+        with contextlib.suppress(OSError, ValueError):  # damaged; who goes on from it is warned
+            return validated(MadeOf, unseal((path / "index.json").read_bytes()).get("made_of", {}))
+    return MadeOf()
+
+
+def check_made_of(folder: RunFolder, data: str | None, code: Mapping[str, str]) -> None:
+    """Whether the run in a folder, if there is one, began with the data that there are now; of other code it is warned.
+
+    data, code: checksums of those that there are now, as results have them; None: not known.
+
+    Raises:
+        ConfigError: it began with others.
+    """
+    before = began_with(folder)
+    if before.data is not None and data not in (None, before.data):
+        raise ConfigError(
+            f"{folder.path} holds a run of other data under this name: rows, or names of classes or features, have "
+            "changed since it began; put them back, or choose another --out or --overwrite"
+        )
+    changed = [module for module, checksum in code.items() if before.code.get(module, checksum) != checksum]
+    if changed:
+        warnings.warn(f"{folder.path} holds a run that began with other code in {', '.join(changed)}", stacklevel=2)
+
+
+def _name(number: int) -> str:
+    return f"round-{number:06d}"
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-[0-9]*")) if folder.is_dir() else []
+
+
+def _is_whole(path: Path, name: str = "") -> bool:
+    """Whether a checkpoint is there as it was written. name: that it is to have; "": its own."""
+    try:
+        _verified(path, name or path.name)
+    except _DAMAGE:
+        return False
+    return True
+
+
+def _verified(path: Path, name: str) -> dict[str, Any]:
+    """The index; ValueError where a checksum does not fit."""
+    index = unseal((path / "index.json").read_bytes())
+    if name != _name(index["round"]):
+        raise ValueError(f"index.json is of round {index['round']}")
+    for part in (_WEIGHTS, _STATES):
+        with (path / part).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != index["sha256"][part]:
+                raise ValueError(f"{part} does not match its checksum")
+    return index
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    stored: dict[str, Any] = decode((path / _STATES).read_bytes())
+    return stored
+
+
+def _write_index(folder: Path, index: Mapping[str, Any]) -> None:
+    """The last of a checkpoint's files."""
+    write_whole(folder / "index.json", lambda write: write(seal(index)))
+    sync_folder(folder)
+
+
+def _written(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
+    """Write safetensors one tensor after the other, so that no second copy of all is needed; the file's checksum."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        span = [end, end := end + tensor.nbytes]
+        header[name] = {"dtype": _code(tensor.dtype), "shape": tuple(tensor.shape), "data_offsets": span}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+
+    def content(write: Callable[[Any], object]) -> None:
+        def both(data: Any) -> None:
+            digest.update(data)
+            write(data)
+
+        both(len(text).to_bytes(8, "little"))
+        both(text)
+        for tensor in tensors.values():
+            if tensor.numel():
+                both(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+    write_whole(path, content)
+    return digest.hexdigest()
+
+
+def write_whole(path: Path, content: Callable[[Callable[[Any], object]], object]) -> None:
+    """Write a file, all of it on disk when this returns; `content` is given what writes."""
+    with path.open("wb") as file:
+        content(file.write)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@functools.cache
+def _code(dtype: torch.dtype) -> str:
+    """What safetensors calls a type."""
+    return str(json.loads(safetensors.torch.save({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"])
+
+
+# clients that are forgotten -------------------------------------------------------------------------------------------
+
+
+def remembered_in(folder: Path, method: Method) -> set[int]:
+    """The clients of whose rows something is in the checkpoints that are whole.
+
+    Raises:
+        ConfigError: there is none, or the method cannot take a client out.
+    """
+    found = set[int]()
+    for path in _all_whole(folder):
+        stored = _stored(path)
+        found |= {*method.remembered(stored["server"])}
+        found |= {one["client"] for one in stored["work"] if method.forget_upload(one["upload"]) is not one["upload"]}
+    return found
+
+
+def purge(folder: Path, forgotten: Forgotten) -> None:
+    """Take forgotten clients out of all checkpoints; those that are not whole are removed.
+
+    Killed meanwhile, it can be done again.
+
+    Raises:
+        ConfigError: no checkpoint is whole; then nothing has changed.
+    """
+    whole = _all_whole(folder)
+    for path in _all(folder):
+        if path not in whole:
+            shutil.rmtree(path)
+            continue
+        stored = _stored(path)
+        changed = _without(stored, forgotten)
+        if changed is not stored:
+            _replace(path, changed)
+
+
+def settle(folder: Path) -> None:
+    """Finish what `purge` has begun: a checkpoint that is whole comes into its place."""
+    for new in folder.glob(f".round-[0-9]*{_NEW}"):
+        path = folder / new.name.removeprefix(".").removesuffix(_NEW)
+        if _is_whole(new, path.name):
+            shutil.rmtree(path, ignore_errors=True)
+            new.rename(path)
+        else:
+            shutil.rmtree(new)
+        sync_folder(folder)
+
+
+def _all_whole(folder: Path) -> list[Path]:
+    settle(folder)
+    whole = [path for path in _all(folder) if _is_whole(path)]
+    if not whole:
+        raise ConfigError(
+            f"expected a whole checkpoint in {folder}, got none; what is left of one goes with --overwrite"
+        )
+    return whole
+
+
+def _without(states: dict[str, Any], forgotten: Forgotten) -> dict[str, Any]:
+    """What a checkpoint stores of states and work, without the forgotten clients; itself where they are not in it."""
+    if not forgotten.clients:
+        return states
+    server = forgotten.server(states["server"])
+    clients = states["clients"]
+    work = [{**one, "upload": forgotten.upload(one["client"], one["upload"])} for one in states["work"]]
+    if server is not states["server"]:  # what clients have was made of what it was
+        clients = {number: forgotten.client(state, server) for number, state in clients.items()}
+        work = [{**one, "state": forgotten.client(one["state"], server)} for one in work]
+    elif all(new["upload"] is old["upload"] for new, old in zip(work, states["work"], strict=True)):
+        return states
+    return {"server": server, "clients": clients, "work": work}
+
+
+def _replace(path: Path, states: Mapping[str, Any]) -> None:
+    """Put a checkpoint with other states in the place of one."""
+    new = path.with_name(f".{path.name}{_NEW}")
+    new.mkdir()
+    index = unseal((path / "index.json").read_bytes())
+    os.link(path / _WEIGHTS, new / _WEIGHTS)
+    sums = {**index["sha256"], _STATES: _written(new / _STATES, *split(states))}
+    _write_index(new, {**index, "sha256": sums})
+    settle(path.parent)

@@ -19,7 +19,7 @@ from polyfed.core.modules import as_split_model, copy_network, float_state
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine import network_checks
-from polyfed.errors import ConfigError, ConfigErrors, MissingPackage, PolyfedError, described, first_line
+from polyfed.errors import ConfigError, ConfigErrors, MissingPackage, PolyfedError, described, first_line, kind_and_line
 from polyfed.functional.feature_pooling import layout
 from polyfed.functional.modes import eval_mode, has_batchnorm
 from polyfed.functional.tied_tensors import call_with
@@ -105,8 +105,9 @@ class _Checks:
     def _check_networks(self) -> None:
         needs = self.needs
         if needs.split_model or needs.same_feature_dim or needs.same_head or needs.linear_head or needs.same_cut_shapes:
-            for architecture in list(self.templates):
-                self._note(self._need_split, architecture)
+            for architecture, module in self.templates.items():
+                self._note(self._need_split, module, self.first[architecture].title_with_network)
+            self.templates = {name: one for name, one in self.templates.items() if isinstance(one, SplitModel)}
         if needs.linear_head:
             self._note(self._check_linear)
         if needs.same_architecture:
@@ -227,13 +228,11 @@ class _Checks:
         if self.needs.split_model and isinstance(template, SplitModel):
             network_checks.check_parts(client, template)
 
-    def _need_split(self, architecture: str) -> None:
-        """Leave out a network that is not split, and say so."""
-        if not isinstance(self.templates[architecture], SplitModel):
-            kind = type(self.templates.pop(architecture)).__name__
+    def _need_split(self, module: nn.Module, who: str) -> None:
+        if not isinstance(module, SplitModel):
             raise ConfigError(
-                f"{self.name} needs split models; {self.first[architecture].title_with_network} is a plain {kind}; "
-                "split it with polyfed.split(module, head=..., extractor=...)"
+                f"{self.name} needs split models; {who} is a plain {type(module).__name__}; split it with "
+                "polyfed.split(module, head=..., extractor=...)"
             )
 
     def _check_linear(self) -> None:
@@ -266,30 +265,31 @@ class _Checks:
         return {name: fact(module) for name, module in self.templates.items() if isinstance(module, SplitModel)}
 
     def _check_cuts(self) -> None:
-        shapes = {}
-        for architecture, module in self.templates.items():
-            into, out = cut_shapes(as_split_model(module), example_input(self.first[architecture], module))
-            shapes[architecture] = f"{tuple(into)} and {tuple(out)}"
+        shapes = {name: f"{tuple(into)} and {tuple(out)}" for name, (into, out) in self._cuts().items()}
         self._check_equal("equally shaped cuts (into and out of the intermediate part)", shapes)
 
     def _check_grids(self) -> None:
-        for architecture, module in self.templates.items():
-            client = self.first[architecture]
-            into, _ = cut_shapes(as_split_model(module), example_input(client, module))
+        for architecture, (into, _) in self._cuts().items():
             try:
                 layout(into)
             except ValueError as error:
-                what = f"what enters the intermediate part of {client.title_with_network}"
+                what = f"what enters the intermediate part of {self.first[architecture].title_with_network}"
                 raise ConfigError(f"{self.name} cannot project {what}: {error}") from None
 
+    def _cuts(self) -> dict[str, tuple[torch.Size, torch.Size]]:
+        """Architecture -> the shapes of what enters and leaves the intermediate part."""
+        return {
+            name: cut_shapes(as_split_model(module), example_input(self.first[name], module))
+            for name, module in self.templates.items()
+        }
+
     def _check_nested(self) -> None:
-        known: dict[str, tuple[tuple[int, ...], str]] = {}
-        for architecture in sorted(self.templates, key=lambda a: self.first[a].id):
-            for name, tensor in float_state(self.templates[architecture], parts=self.needs.shared_parts).items():
-                shape, owner = known.setdefault(name, (tuple(tensor.shape), architecture))
-                facts = {architecture: f"'{name}' {tuple(tensor.shape)}", owner: f"'{name}' {shape}"}
-                if shape != tuple(tensor.shape):
-                    self._check_equal("tensors of one name to have one shape", facts)
+        shapes: dict[str, dict[str, str]] = {}
+        for architecture, module in self.templates.items():
+            for name, tensor in float_state(module, parts=self.needs.shared_parts).items():
+                shapes.setdefault(name, {})[architecture] = f"'{name}' {tuple(tensor.shape)}"
+        for facts in shapes.values():
+            self._check_equal("tensors of one name to have one shape", facts)
 
     def _check_more_than_head(self) -> None:
         """Averaging by name is meant for networks of one family: among others a head alone would be averaged."""
@@ -329,13 +329,9 @@ class _Checks:
         except PolyfedError:
             raise
         except Exception as error:  # the builder may be the user's
-            reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
-            raise ConfigError(f"{who} cannot be built: {reason}") from error
-        if self.needs.split_model and not isinstance(module, SplitModel):
-            raise ConfigError(
-                f"{self.name} needs split models; {who} is a plain {type(module).__name__}; split it with "
-                "polyfed.split(module, head=..., extractor=...)"
-            )
+            raise ConfigError(f"{who} cannot be built: {kind_and_line(error)}") from error
+        if self.needs.split_model:
+            self._need_split(module, who)
         theirs = self.model_factory.module(next(iter(self.templates)), alone=True)
         if self.needs.same_head and isinstance(theirs, SplitModel):
             own = _head(as_split_model(module))
@@ -385,12 +381,6 @@ def check_parameters(module: nn.Module, who: str) -> None:
             f"{who}: expected a network whose layers have shapes, got one with a lazy layer (nn.LazyLinear, ...); "
             "call it once on a batch of its inputs before"
         )
-    for name, parameter in module.named_parameters():
-        if parameter.is_complex():
-            raise ConfigError(
-                f"{who}: expected parameters that are real, got '{name}', which is complex; "
-                "keep its real and imaginary parts, torch.view_as_real(...), as the parameter"
-            )
 
 
 def try_network(clients: Sequence[Client], module: nn.Module) -> None:
@@ -407,26 +397,22 @@ def try_network(clients: Sequence[Client], module: nn.Module) -> None:
         _try_training(clients, module)
 
 
-def _forms(module: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in module.state_dict().items()}
+def _forms(module: nn.Module) -> dict[str, str]:
+    """The shape and type of each of the network's tensors, in words."""
+    return {name: f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in module.state_dict().items()}
 
 
-def _check_forms(module: nn.Module, before: Mapping[str, tuple[tuple[int, ...], torch.dtype]], client: Client) -> None:
+def _check_forms(module: nn.Module, before: Mapping[str, str], client: Client) -> None:
     """Check that a forward has left the network's tensors what they were `before`, but for their values."""
     after = _forms(module)
     for name in sorted(before.keys() | after.keys()):
-        if before.get(name) == after.get(name):
-            continue
-        expected = f"{client.title_with_network}: expected a network whose tensors keep their shapes and types, got one"
-        if name not in before:
-            raise ConfigError(f"{expected} whose forward adds '{name}'; make them all in its __init__")
-        if name not in after:
-            raise ConfigError(f"{expected} whose forward removes '{name}'; keep them all")
-        old, new = (f"{shape} {str(dtype).removeprefix('torch.')}" for shape, dtype in (before[name], after[name]))
-        raise ConfigError(
-            f"{expected} whose forward turns the buffer '{name}' from {old} into {new}; give it its full size in "
-            "__init__, and write into it: self.queue[:] = ..."
-        )
+        old, new = before.get(name, "nothing"), after.get(name, "nothing")
+        if old != new:
+            raise ConfigError(
+                f"{client.title_with_network}: expected a network whose tensors keep their shapes and types, got one "
+                f"whose forward turns '{name}' from {old} into {new}; give it its full size in __init__, and write "
+                "into it: self.queue[:] = ..."
+            )
 
 
 def try_row(client: Client, module: nn.Module, who: str = "") -> None:

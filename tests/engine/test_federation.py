@@ -21,7 +21,6 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import scoring
 from polyfed.engine.federation import Federation
-from polyfed.engine.pace import Pace
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.functional.modes import eval_mode
@@ -296,16 +295,6 @@ def test_ctrl_c_while_a_round_is_undone_leaves_the_checkpoint_before(
     again = usual(FedAvg(), FIVE, out=tmp_path / "run")
     again.run(resume=True)
     assert difference(all_state(straight), all_state(again)) is None
-
-
-def test_the_time_left_is_that_of_rounds_with_and_without_evaluation() -> None:
-    pace = Pace()
-    for number in range(1, 11):  # every third one is evaluated
-        pace.add(5.0 if number % 3 == 0 else 1.0, number % 3 == 0)
-        if number > 2:
-            left = sum(5.0 if n % 3 == 0 or n == 20 else 1.0 for n in range(number + 1, 21))
-            assert pace.seconds_left(number, 20, 3) == left
-    assert pace.seconds_left(20, 20, 3) == pace.seconds_left(21, 20, 3) == 0.0
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import functools
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from torch import nn
@@ -42,7 +43,7 @@ from polyfed.engine.evaluation import Evaluator, figures_of, held_out_of, select
 from polyfed.engine.executors.choice import make_executor
 from polyfed.engine.executors.executor import Executor, ExecutorSetup, WrappedExecutor
 from polyfed.engine.model_export import clients_with_models, export, write_models
-from polyfed.engine.pace import Pace, processor_seconds, single_threaded
+from polyfed.engine.pace import processor_seconds, single_threaded
 from polyfed.engine.plugin import Setup, reads_uploads
 from polyfed.engine.remarks import class_remarks, unread_settings
 from polyfed.engine.round import run_round, server_stage, start
@@ -63,6 +64,8 @@ from polyfed.registry import LOGGERS, own_code
 from polyfed.results.main_score import main_score_of
 from polyfed.signals import raise_if_lost
 from polyfed.units import human_count
+
+_RECENT = 20  # rounds whose mean says how long the others will take
 
 
 class Federation(Setup):
@@ -349,7 +352,7 @@ class RunLoop:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         self._remarks = federation.remarks()
-        self._pace = Pace()
+        self._seconds: list[float] = []  # of the rounds, with the checkpoints between them
         self._is_within_round = False
         self._told = 0.0  # when the last round was, by the clock of `time.perf_counter`
 
@@ -443,9 +446,10 @@ class RunLoop:
                 self._is_within_round = False
             raise
         now = time.perf_counter()
-        self._pace.add(now - self._told, record["evaluated"])
+        self._seconds.append(now - self._told)
         self._told = now
-        left = self._pace.seconds_left(number, federation.training.rounds, federation.evaluation.every_n_rounds)
+        recent = self._seconds[-max(_RECENT, federation.evaluation.every_n_rounds) :]
+        left = max(0, federation.training.rounds - number) * fmean(recent)
         federation.tell("round", record, left)
         self._remark()
 

@@ -242,6 +242,6 @@ def test_a_node_runs_no_code_and_takes_no_setting_that_a_server_sends(loopback: 
     assert not mark.exists()
     app_template.create_app(app, tmp_path / "recipe.toml", overrides=["training.lr=0.5"], overwrite=True)
     loopback.submit({"out": str(tmp_path / "other")}, app)
-    log = loopback.processes.log("run")
+    log = loopback.log("run")
     until(lambda: "is no client" in log.read_text(errors="replace"), "it is refused")
     assert "but training.lr is 0.5 at the server and" in log.read_text(errors="replace")

@@ -95,21 +95,21 @@ def test_who_is_not_registered_or_speaks_plainly_is_refused(loopback: LocalClust
         loopback.start_node(number)
     program = Path(sys.executable).with_name("flower-supernode")
     plain = ["--insecure", "--superlink", loopback.address, "--port", str(free_ports(1)[0])]
-    loopback.processes.start("plain-1", [program, *plain])
+    loopback.start("plain-1", [program, *plain])
 
     def log(name: str) -> str:
-        return loopback.processes.log(name).read_text(errors="replace")
+        return loopback.log(name).read_text(errors="replace")
 
     joined = "is connected to"
     until(lambda: joined in log("node-0"), "the registered node is taken")
-    until(lambda: not loopback.processes.is_running("node-1"), "the other one is not")
+    until(lambda: not loopback.is_running("node-1"), "the other one is not")
     assert "Failed to activate SuperNode" in log("node-1")
     refused = "Connection attempt failed"
-    until(lambda: refused in log("plain-1") or not loopback.processes.is_running("plain-1"), "no word without TLS")
+    until(lambda: refused in log("plain-1") or not loopback.is_running("plain-1"), "no word without TLS")
     assert "unrecognized" not in log("plain-1"), "it was started as it should be"
     assert joined not in log("node-1")
     assert "SuperNode ID" not in log("plain-1")
-    assert loopback.processes.is_running("node-0")
+    assert loopback.is_running("node-0")
 
 
 class Back(Exception):
@@ -153,15 +153,15 @@ def test_a_node_that_is_killed_is_left_out_until_it_is_back(
 def test_a_server_app_that_dies_loses_no_whole_round(loopback: LocalCluster, recipe: Path, tmp_path: Path) -> None:
     out, short = tmp_path / "run", "training.rounds=2"
     app_template.create_app(tmp_path / "app", recipe, overrides=[short], overwrite=True)
-    loopback.start()
+    loopback.start_all()
     loopback.submit({"out": str(out)})
     until(lambda: any((out / "checkpoint").glob("[!.]*")), "a round is done, and can be gone back to")
-    apps = [number for number in loopback.processes.survivors() if "serverapp" in words_of(number)]
+    apps = [number for number in loopback.survivors() if "serverapp" in words_of(number)]
     assert apps
     for number in apps:
         os.kill(number, signal.SIGKILL)
     before = records(out)
-    until(lambda: not loopback.processes.is_running("run"), "the log ends")
+    until(lambda: not loopback.is_running("run"), "the log ends")
     loopback.run({"out": str(out), "resume": True})
     assert records(out)[: len(before)] == before
     check_same_numbers(out, recipe, tmp_path / "alone", overrides=[short])
@@ -187,7 +187,7 @@ def test_a_server_that_dies_loses_no_whole_round(loopback: LocalCluster, recipe:
     until(lambda: len(records(out)) >= 1, "a round is done")
     kill(server)
     before = records(out)
-    until(lambda: not loopback.processes.is_running("run"), "the log ends")
+    until(lambda: not loopback.is_running("run"), "the log ends")
     with lock_folder(out, waits=True):  # until the server app has ended, too
         pass
     loopback.start_server()

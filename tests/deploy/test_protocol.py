@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, checkpoint_id
-from polyfed.deploy.protocol import ClientHello, first_difference, parse, read_message, read_score
+from polyfed.deploy.protocol import ClientHello, parse, read_message, read_score
 from polyfed.engine.scoring import Score, score_to_json
 from polyfed.engine.wire import encode
 from polyfed.errors import RunError
@@ -89,14 +89,6 @@ def test_a_score_of_numbers_to_predict_is_an_rmse(figures: dict[str, Any]) -> No
 def test_facts_are_checked() -> None:
     with pytest.raises(RunError, match=r"expected the facts of an envelope \(client hello\), got others at 'client'"):
         parse(ClientHello, {"client": -1})
-
-
-def test_settings_that_differ_are_named() -> None:
-    ours = {"method": {"name": "fedgh", "header_lr": 0.1}, "run": {"seed": 0}}
-    assert first_difference(ours, {**ours}) is None
-    theirs = {**ours, "method": {"name": "fedgh", "header_lr": 0.2}}
-    assert first_difference(ours, theirs) == "method.header_lr is 0.1 at the server and 0.2 here"
-    assert first_difference(ours, {"method": ours["method"]}) == "run is {'seed': 0} at the server and None here"
 
 
 # the checkpoints ----------------------------------------------------------------------------------------------

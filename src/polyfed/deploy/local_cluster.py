@@ -20,10 +20,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen
-from typing import Any
+from typing import Any, Self
 
 import tomli_w
 
@@ -36,7 +36,7 @@ from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.escaping import visible
 from polyfed.experiments.build import build_federation
 from polyfed.places import make_private, private_files, temporary_folder
-from polyfed.signals import TERMINATION_SIGNALS, end_with_parent, raise_on_termination
+from polyfed.signals import end_with_parent, raise_on_termination
 
 __all__ = ["LocalCluster", "ProcessGroup", "free_ports", "local"]
 
@@ -45,9 +45,9 @@ _PAUSE = 0.2  # seconds between two looks
 _CONNECTION = "local"  # what Flower's configuration calls the server
 _HOST = "127.0.0.1"
 _ERROR = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)", re.MULTILINE)  # the last line of a traceback
-_OURS = ("ConfigError", "RunError")
+_OURS = {"ConfigError": ConfigError, "RunError": RunError}
 _TURNED_AWAY = re.compile(r"^node \d+ is no client: (.+)", re.MULTILINE)  # said by the server app
-_TRACEBACK = re.compile(r"raised an exception$|^Traceback ")  # from here on the log is for who looks into it
+_TRACEBACK = re.compile(r"^(?:.*raised an exception$|Traceback )", re.MULTILINE)  # what follows is in the log alone
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _MARK = "POLYFED_STARTED_BY"
 GRACE_SECONDS = 10.0  # that a program has to end when it is asked to
@@ -108,193 +108,37 @@ def local(
     ):
         (temporary / "recipe.toml").write_text(chosen.dumps(), encoding="utf-8")
         app_template.create_app(temporary / "app", temporary / "recipe.toml")
-        cluster.start()
+        cluster.start_all()
         cluster.run(config, _Watch(cluster, progress).look)
-    cluster.processes.remove_logs()
+    cluster.remove_logs()
     done = RunFolder(folder)
     return Run(done.read_result() or {}, History(done.records(sealed=False)), {}, folder, {})
 
 
 class _Watch:
-    """Shows the server app's log on standard error, if that is wanted, and looks after the nodes."""
+    """Shows the server app's output on standard error, if that is wanted, and looks after the nodes."""
 
     def __init__(self, cluster: LocalCluster, progress: bool) -> None:
         self._cluster = cluster
         self._progress = progress
         self._shown = 0
-        self._is_over = False
 
     def look(self) -> None:
-        """Whole lines that are new, up to a traceback, whose last line is the error.
+        """Show whole lines that are new, up to a traceback.
 
         Raises:
             RunError: a node has ended or was turned away, for which the server app would wait without end.
         """
-        processes = self._cluster.processes
-        new = processes.log("run").read_bytes()[self._shown :]
-        whole = new[: new.rfind(b"\n") + 1]
-        self._shown += len(whole)
-        text = _COLORS.sub("", whole.decode(errors="replace"))
-        for line in text.splitlines():
-            self._is_over = self._is_over or _TRACEBACK.search(line) is not None
-            if self._progress and not self._is_over:
-                print(visible(line), file=sys.stderr, flush=True)
+        text = self._cluster.output("run")
+        told = _TRACEBACK.split(text, maxsplit=1)[0]
+        new = told[self._shown : told.rfind("\n") + 1]
+        self._shown += len(new)
+        for line in new.splitlines() if self._progress else ():
+            print(visible(line), file=sys.stderr, flush=True)
         if away := _TURNED_AWAY.search(text):
             raise RunError(f"a node was turned away: {away[1]}")
         for number in range(self._cluster.nodes):
-            processes.check_alive(f"node-{number}")
-
-
-class LocalCluster:
-    """A server and its nodes, each a program of its own on this machine, which end with the block.
-
-    Args:
-        temporary: holds the app (in "app"); for keys, the nodes' state and Flower's own files.
-        logs: folder of the programs' log files.
-        nodes: how many.
-
-    Attributes:
-        port, address: where the server listens.
-    """
-
-    def __init__(self, temporary: Path, logs: Path, nodes: int) -> None:
-        self._app, self._keys, self._states, self._home = (
-            temporary / name for name in ("app", "keys", "nodes", "home")
-        )
-        self.nodes = nodes
-        (self.port,) = free_ports(1)
-        self.address = f"{_HOST}:{self.port}"
-        self.processes = ProcessGroup(logs, {**OFFLINE, **_paths(), "FLWR_HOME": str(self._home)})
-
-    def __enter__(self) -> LocalCluster:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.processes.stop()
-
-    def start(self) -> None:
-        """Start the server and all nodes; RunError: a program does not start."""
-        self.prepare()
-        self.start_server()
-        self.register(range(self.nodes))
-        for number in range(self.nodes):
-            self.start_node(number)
-
-    def prepare(self) -> None:
-        """Write certificates, keys, and where the `flwr` command finds the server."""
-        make_server_certificate(self._keys, ["localhost", _HOST])
-        for number in range(self.nodes):
-            make_node_key(self._keys / f"node-{number}")
-        connection = {"address": self.address, "root-certificates": str(self._keys / AUTHORITY)}
-        self._home.mkdir(exist_ok=True)
-        config = {"superlink": {"default": _CONNECTION, _CONNECTION: connection}}
-        (self._home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
-
-    def start_server(self) -> Popen[bytes]:
-        """Start the server, and wait until it answers."""
-        words: _Words = ["deploy", "server", self._keys, "--host", _HOST, "--port", str(self.port)]
-        words += ["--database", self._home / "superlink.db"]
-        server = self.processes.start("superlink", [*polyfed_command(), *words])
-        self.processes.wait_for_answer("superlink", self.port, _START)
-        return server
-
-    def register(self, numbers: Collection[int]) -> None:
-        """Register nodes' public keys with the server."""
-        names = [f"register-{number}" for number in numbers]
-        for name, number in zip(names, numbers, strict=True):
-            words: _Words = ["supernode", "register", self._keys / f"node-{number}.pub", _CONNECTION]
-            self.processes.start(name, [find_program("flwr"), *words])
-        for name in names:
-            self.processes.wait_for_success(name, _START)
-
-    def start_node(self, number: int) -> Popen[bytes]:
-        """Start the node of a client."""
-        return self.processes.start(f"node-{number}", self.node_command(number))
-
-    def node_command(self, number: int) -> _Words:
-        """The command of a client's node, with the recipe's network and data."""
-        state = str(self._states / str(number))
-        config = _flower_config({"client-id": number, "state-dir": state, "share-model": True})
-        words: _Words = ["deploy", "node", "--recipe", self._app / "recipe.toml"]
-        words += ["--server", self.address, "--authority", self._keys / AUTHORITY, "--node-config", config]
-        words += ["--key", self._keys / f"node-{number}"]
-        return [*polyfed_command(), *words]
-
-    def run(self, config: Mapping[str, Any], look: Callable[[], None] = lambda: None, app: Path | None = None) -> None:
-        """Run the app to its end.
-
-        Args:
-            config: settings of the run, over those of the app. look: called every moment. app: in place of the one in
-                the temporary folder.
-
-        Raises:
-            ConfigError, RunError: the server app's own; or the server ended.
-        """
-        self.submit(config, app)
-        while self.processes.is_running("run"):
-            self.processes.check_alive("superlink")
-            look()
-            time.sleep(_PAUSE)
-        look()
-        try:
-            self.processes.wait_for_success("run", _START)
-        except RunError as problem:
-            raise _failure(self.processes.log("run"), str(problem)) from None
-        if RunFolder(str(config["out"])).read_result() is None:
-            raise _failure(self.processes.log("run"), f"the run has failed{self.processes.log_tail('run')}")
-
-    def submit(self, config: Mapping[str, Any], app: Path | None = None) -> None:
-        """Start the app, and a program "run" that prints the server app's output and ends with it."""
-        words: _Words = ["run", app or self._app, _CONNECTION, "--stream", "-c", _flower_config(config)]
-        self.processes.start("run", [find_program("flwr"), *words])
-
-
-def _failure(log: Path, otherwise: str) -> PolyfedError:
-    """The error with which the server app ended, from its log: polyfed's own, else the last of any kind."""
-    found = _ERROR.findall(log.read_text(encoding="utf-8", errors="replace"))
-    ours = [one for one in found if one[0] in _OURS]
-    if not found:
-        return RunError(otherwise)
-    kind, text = (ours or found)[-1]
-    if not ours:
-        return RunError(f"{kind}: {text.strip()} (all of it in {log})")
-    error = ConfigError if kind == "ConfigError" else RunError
-    return error(text.strip())
-
-
-def _flower_config(config: Mapping[str, Any]) -> str:
-    """Settings as Flower reads them on a command line."""
-    for value in config.values():
-        if isinstance(value, str) and any(mark in value for mark in '"\\\n'):
-            raise ConfigError(f"expected a path without quotation marks and backslashes, got '{value}'")
-    return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
-
-
-def polyfed_command() -> _Words:
-    """The command of this polyfed."""
-    return [sys.executable, "-m", "polyfed"]
-
-
-def find_program(name: str) -> Path:
-    """One of Flower's programs: beside this Python, else where the system finds it.
-
-    Raises:
-        ConfigError: it is not there.
-    """
-    beside = Path(sys.executable).with_name(name)
-    found = beside if beside.exists() else shutil.which(name)
-    if found is None:
-        raise ConfigError(f"expected the program {name} beside {sys.executable}, as flwr brings it, got none")
-    return Path(found)
-
-
-def _paths() -> dict[str, str]:
-    """Where programs and modules are found: Flower's programs call each other by name, and models may be one's own."""
-    programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    installed = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
-    places = [Path(place).resolve() for place in sys.path]  # "" is the present folder
-    own = [p for p in places if p.is_dir() and not any(p.is_relative_to(prefix) for prefix in installed)]
-    return {"PATH": os.pathsep.join(programs), "PYTHONPATH": os.pathsep.join(map(str, own))}
+            self._cluster.check_alive(f"node-{number}")
 
 
 # programs -----------------------------------------------------------------------------------------------------------
@@ -318,15 +162,19 @@ class ProcessGroup:
         self._running: dict[str, Popen[bytes]] = {}
         self._started: set[str] = set()
 
-    def __enter__(self) -> ProcessGroup:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
     def log(self, name: str) -> Path:
-        """Where a program's output goes."""
+        """The file of a program's output."""
         return self._logs / f"{name}.log"
+
+    def output(self, name: str) -> str:
+        """What a program has written so far, without colors."""
+        return _COLORS.sub("", self.log(name).read_text(encoding="utf-8", errors="replace"))
 
     def remove_logs(self) -> None:
         """Remove the programs' logs, and their folder where it is empty then."""
@@ -345,9 +193,9 @@ class ProcessGroup:
         Raises:
             RunError: it cannot be started.
         """
-        again = name in self._started
+        mode = "ab" if name in self._started else "wb"
         self._started.add(name)
-        with self.log(name).open("ab" if again else "wb") as log:
+        with self.log(name).open(mode) as log:
             try:
                 process = Popen(
                     [str(word) for word in command],
@@ -368,6 +216,11 @@ class ProcessGroup:
         """Whether a program has not ended yet."""
         return self._running[name].poll() is None
 
+    def check_alive(self, name: str) -> None:
+        """Raise a RunError with a program's last words if it has ended."""
+        if (status := self._running[name].poll()) is not None:
+            raise RunError(self._end_of(name, status))
+
     def wait_for_success(self, name: str, limit: float) -> None:
         """Wait for a program that has to end well within `limit` seconds; RunError: it does not."""
         try:
@@ -376,17 +229,6 @@ class ProcessGroup:
             raise RunError(f"{name} has not ended within {limit:g} s{self.log_tail(name)}") from None
         if status:
             raise RunError(self._end_of(name, status))
-
-    def check_alive(self, name: str) -> None:
-        """Raise a RunError with a program's last words if it has ended."""
-        if (status := self._running[name].poll()) is not None:
-            raise RunError(self._end_of(name, status))
-
-    def _end_of(self, name: str, status: int) -> str:
-        """How a program ended; the last words of one that was killed say nothing of it."""
-        if status < 0:
-            return f"{name} was ended by {signal.Signals(-status).name} (see {self.log(name)})"
-        return f"{name} has ended, with status {status}{self.log_tail(name)}"
 
     def wait_for_answer(self, name: str, port: int, limit: float) -> None:
         """Wait until a program accepts connections on a port of this machine; RunError: not within `limit` seconds."""
@@ -399,33 +241,37 @@ class ProcessGroup:
                 raise RunError(f"{name} does not answer within {limit:g} s{self.log_tail(name)}")
             time.sleep(_PAUSE)
 
+    def _end_of(self, name: str, status: int) -> str:
+        """How a program ended; the last words of one that was killed say nothing of it."""
+        if status < 0:
+            return f"{name} was ended by {signal.Signals(-status).name} (see {self.log(name)})"
+        return f"{name} has ended, with status {status}{self.log_tail(name)}"
+
     def log_tail(self, name: str) -> str:
         """A program's last words, for the end of a message, and where the rest is."""
-        lines = _COLORS.sub("", self.log(name).read_text(encoding="utf-8", errors="replace")).split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f": {last} (all of it in {self.log(name)})" if last else f" (see {self.log(name)})"
+        lines = [line.strip() for line in self.output(name).split("\n") if line.strip()]
+        return f": {lines[-1]} (all of it in {self.log(name)})" if lines else f" (see {self.log(name)})"
 
     def stop(self) -> None:
-        """End all of them, and what they have started: the first one, then the others together. Signals wait.
+        """End all of them, and what they have started: the first one, then the others together.
 
         Were nodes to end before their server, it would record a round in which all have dropped out.
         """
-        with _ignored_signals():
-            processes = list(self._running.values())
-            self._running.clear()
-            for together in (processes[:1], processes[1:]):
-                for process in together:
-                    process.terminate()
-                deadline = time.monotonic() + GRACE_SECONDS
-                for process in together:
-                    try:
-                        process.wait(max(0.0, deadline - time.monotonic()))
-                    except subprocess.TimeoutExpired:
-                        os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
-                        process.wait()
-            for number in self.survivors():
-                with contextlib.suppress(OSError):
-                    os.kill(number, signal.SIGKILL)
+        processes = list(self._running.values())
+        self._running.clear()
+        for together in (processes[:1], processes[1:]):
+            for process in together:
+                process.terminate()
+            deadline = time.monotonic() + GRACE_SECONDS
+            for process in together:
+                try:
+                    process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+                    process.wait()
+        for number in self.survivors():
+            with contextlib.suppress(OSError):
+                os.kill(number, signal.SIGKILL)
 
     def survivors(self) -> list[int]:
         """The numbers of processes that bear our mark; none where the system does not show environments."""
@@ -438,17 +284,141 @@ class ProcessGroup:
         return left
 
 
-@contextlib.contextmanager
-def _ignored_signals() -> Iterator[None]:
-    """Within the block, signals that would stop us are ignored, where this can be set (the main thread)."""
-    before = {}
-    with contextlib.suppress(ValueError):
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *TERMINATION_SIGNALS)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+class LocalCluster(ProcessGroup):
+    """A server and its nodes, each a program of its own on this machine, which end with the block.
+
+    Args:
+        temporary: holds the app (in "app"); for keys, the nodes' state and Flower's own files.
+        logs: folder of the programs' log files.
+        nodes: how many.
+
+    Attributes:
+        port, address: where the server listens.
+    """
+
+    def __init__(self, temporary: Path, logs: Path, nodes: int) -> None:
+        self._folder = temporary
+        self._keys = temporary / "keys"
+        self._home = temporary / "home"
+        self.nodes = nodes
+        (self.port,) = free_ports(1)
+        self.address = f"{_HOST}:{self.port}"
+        super().__init__(logs, {**OFFLINE, **_paths(), "FLWR_HOME": str(self._home)})
+
+    def start_all(self) -> None:
+        """Start the server and all nodes; RunError: a program does not start."""
+        self.prepare()
+        self.start_server()
+        self.register(range(self.nodes))
+        for number in range(self.nodes):
+            self.start_node(number)
+
+    def prepare(self) -> None:
+        """Write certificates, keys, and where the `flwr` command finds the server."""
+        make_server_certificate(self._keys, ["localhost", _HOST])
+        for number in range(self.nodes):
+            make_node_key(self._keys / f"node-{number}")
+        connection = {"address": self.address, "root-certificates": str(self._keys / AUTHORITY)}
+        self._home.mkdir(exist_ok=True)
+        config = {"superlink": {"default": _CONNECTION, _CONNECTION: connection}}
+        (self._home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
+
+    def start_server(self) -> Popen[bytes]:
+        """Start the server, and wait until it answers."""
+        options: _Words = ["--host", _HOST, "--port", str(self.port), "--database", self._home / "superlink.db"]
+        server = self.start("superlink", [*polyfed_command(), "deploy", "server", self._keys, *options])
+        self.wait_for_answer("superlink", self.port, _START)
+        return server
+
+    def register(self, numbers: Collection[int]) -> None:
+        """Register nodes' public keys with the server."""
+        for number in numbers:
+            key = self._keys / f"node-{number}.pub"
+            self.start(f"register-{number}", [find_program("flwr"), "supernode", "register", key, _CONNECTION])
+        for number in numbers:
+            self.wait_for_success(f"register-{number}", _START)
+
+    def start_node(self, number: int) -> Popen[bytes]:
+        """Start the node of a client, with the recipe's network and data."""
+        state = str(self._folder / "nodes" / str(number))
+        config = _flower_config({"client-id": number, "state-dir": state, "share-model": True})
+        options: _Words = ["--recipe", self._folder / "app" / "recipe.toml", "--server", self.address]
+        options += ["--authority", self._keys / AUTHORITY, "--key", self._keys / f"node-{number}"]
+        return self.start(f"node-{number}", [*polyfed_command(), "deploy", "node", *options, "--node-config", config])
+
+    def run(self, config: Mapping[str, Any], look: Callable[[], None] = lambda: None, app: Path | None = None) -> None:
+        """Run the app to its end.
+
+        Args:
+            config: settings of the run, over those of the app. look: called every moment. app: in place of the one in
+                the temporary folder.
+
+        Raises:
+            ConfigError, RunError: the server app's own; or the server ended.
+        """
+        self.submit(config, app)
+        while self.is_running("run"):
+            self.check_alive("superlink")
+            look()
+            time.sleep(_PAUSE)
+        look()
+        try:
+            self.wait_for_success("run", _START)
+        except RunError as problem:
+            raise self._failure(str(problem)) from None
+        if RunFolder(str(config["out"])).read_result() is None:
+            raise self._failure(f"the run has failed{self.log_tail('run')}")
+
+    def submit(self, config: Mapping[str, Any], app: Path | None = None) -> None:
+        """Start the app, and a program "run" that prints the server app's output and ends with it."""
+        options = ["--stream", "-c", _flower_config(config)]
+        self.start("run", [find_program("flwr"), "run", app or self._folder / "app", _CONNECTION, *options])
+
+    def _failure(self, otherwise: str) -> PolyfedError:
+        """The error with which the server app ended, from its log: polyfed's own, else the last of any kind."""
+        found = _ERROR.findall(self.output("run"))
+        ours = [_OURS[kind](text.strip()) for kind, text in found if kind in _OURS]
+        if ours or not found:
+            return ours[-1] if ours else RunError(otherwise)
+        kind, text = found[-1]
+        return RunError(f"{kind}: {text.strip()} (all of it in {self.log('run')})")
+
+
+# commands -----------------------------------------------------------------------------------------------------------
+
+
+def _flower_config(config: Mapping[str, Any]) -> str:
+    """Settings as Flower reads them on a command line."""
+    for value in config.values():
+        if isinstance(value, str) and any(mark in value for mark in '"\\\n'):
+            raise ConfigError(f"expected a path without quotation marks and backslashes, got '{value}'")
+    return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
+
+
+def polyfed_command() -> _Words:
+    """The command of this polyfed."""
+    return [sys.executable, "-m", "polyfed"]
+
+
+def find_program(name: str) -> Path:
+    """One of Flower's programs: beside this Python, else where the system finds it.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    found = shutil.which(name, path=_paths()["PATH"])
+    if found is None:
+        raise ConfigError(f"expected the program {name} beside {sys.executable}, as flwr brings it, got none")
+    return Path(found)
+
+
+def _paths() -> dict[str, str]:
+    """Where programs and modules are found: Flower's programs call each other by name, and models may be one's own."""
+    programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    installed = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
+    places = [Path(place).resolve() for place in sys.path]  # "" is the present folder
+    own = [p for p in places if p.is_dir() and not any(p.is_relative_to(prefix) for prefix in installed)]
+    return {"PATH": os.pathsep.join(programs), "PYTHONPATH": os.pathsep.join(map(str, own))}
 
 
 def free_ports(count: int) -> list[int]:

@@ -29,7 +29,6 @@ from polyfed.deploy.protocol import (
     Envelope,
     TaskRequest,
     TaskResult,
-    first_difference,
     other_classes,
     parse,
     read_message,
@@ -45,7 +44,7 @@ from polyfed.engine.executors.client_work import has_weights, run_job
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Scores, make_job
 from polyfed.engine.model_export import at_work, model_entry, parts_of
 from polyfed.engine.pace import single_threaded
-from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.run_folder import RunFolder, first_difference
 from polyfed.engine.scoring import ScoreCache, score_to_json
 from polyfed.engine.weight_store import WeightStore, client_row
 from polyfed.engine.wire import encode
@@ -92,7 +91,11 @@ class Node:
         """
         task = parse(TaskRequest, envelope.facts)
         if found := first_difference(task.settings, shared_config(self._recipe)):
-            raise ConfigError(f"expected the server's recipe at client {self._config.client_id}, but {found}")
+            key, theirs, own = found
+            raise ConfigError(
+                f"expected the server's recipe at client {self._config.client_id}, but {key} is {theirs!r} at the "
+                f"server and {own!r} here"
+            )
         with single_threaded():
             turn = NodeTask(self._recipe, self._config, self._data, task)
             if envelope.kind == "hello":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,12 +31,14 @@ from polyfed.deploy.protocol import (
 from polyfed.engine.evaluation import figures_of, kept_stages, scored_views
 from polyfed.engine.executors.executor import Executor, ExecutorSetup
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
-from polyfed.engine.federation import Federation
 from polyfed.engine.scoring import Score
 from polyfed.engine.wire import encode
 from polyfed.errors import PolyfedError, RunError, first_line
 from polyfed.results.fields import validated
 from polyfed.results.stored_files import ModelEntry
+
+if TYPE_CHECKING:
+    from polyfed.deploy.server import DeployedFederation
 
 _PARTS = ("test", "validation")
 _LONGEST = 300  # characters of an error
@@ -53,13 +55,10 @@ class NodeExecutor(Executor):
     need another exchange, in rounds that are evaluated.
 
     Args:
-        federation: whose jobs they are. unseen: networks that only nodes have. auxiliary: the auxiliary model's, ""
-            without one. registry: reaches the nodes. limit: bytes of an answer.
+        federation: whose jobs they are. registry: reaches the nodes.
     """
 
-    def __init__(
-        self, federation: Federation, unseen: Collection[str], auxiliary: str, registry: NodeRegistry, limit: int
-    ) -> None:
+    def __init__(self, federation: DeployedFederation, registry: NodeRegistry) -> None:
         self._figures = list(figures_of(federation.evaluation, federation.metrics))
         super().__init__(
             ExecutorSetup(
@@ -67,28 +66,27 @@ class NodeExecutor(Executor):
             )
         )
         self.federation = federation
-        self._unseen = unseen
-        self._facts = {**registry.task_facts(), "auxiliary_model": auxiliary}
-        self._limit = limit
         self._registry = registry
-        self._event_log = registry.event_log
+        chosen = federation.model_factory.chosen
+        self._facts = {**registry.task_facts(), "auxiliary_model": "" if chosen is None else chosen.network}
         self._kept: dict[int, tuple[str, Scores]] = {}  # client -> mark and scores of its last answer to a job
         self._unread: dict[int, int] = {}  # client -> last round without a readable answer
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
-        self._event_log.round = jobs[0].round if jobs else self._event_log.round
-        requests = [(self._registry.node_of.get(job.client.id), self._envelope(job)) for job in jobs]
-        answers = self._registry.request(requests, done)
-        return [self.read_outcome(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+        self._registry.event_log.round = self.federation.server.round
+        answers = self._ask({job.client.id: self._envelope(job) for job in jobs}, done)
+        return [self.read_outcome(job, answers[job.client.id]) for job in jobs]
 
     def score(self, jobs: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`."""
         known = [None if job.message is not None else self._recall(job) for job in jobs]
-        asked = [index for index, scores in enumerate(known) if scores is None]
-        envelopes = [(self._registry.node_of.get(jobs[p].client.id), self._scoring(jobs[p])) for p in asked]
-        answers = dict(zip(asked, self._registry.request(envelopes), strict=True)) if envelopes else {}
-        return [scores if scores is not None else self._scores(jobs[p], answers[p]) for p, scores in enumerate(known)]
+        asked = [job for job, scores in zip(jobs, known, strict=True) if scores is None]
+        answers = self._ask({job.client.id: self._scoring(job) for job in asked})
+        return [
+            scores if scores is not None else self._scores(job, answers[job.client.id])
+            for job, scores in zip(jobs, known, strict=True)
+        ]
 
     def silent(self) -> set[int]:
         """Clients whose nodes are offline, or gave no readable answer in this round."""
@@ -105,17 +103,17 @@ class NodeExecutor(Executor):
         """
         federation = self.federation
         stages = kept_stages(federation.stages)
-        envelopes = []
+        envelopes = {}
         for client in clients:
             views = scored_views(federation, client, stages).values()
             message = next((view.message for view in views if view.message is not None), None)
-            variant = next(iter(views)).variant
-            facts = {"round": federation.server.round, "variant": variant, "base": _held(client)}
-            envelopes.append((self._registry.node_of.get(client.id), self._request("finish", facts, message)))
+            facts = {"round": federation.server.round, "variant": next(iter(views)).variant, "base": _held(client)}
+            envelopes[client.id] = self._request("finish", facts, message)
+        answers = self._ask(envelopes)
         shared = []
-        for client, answer in zip(clients, self._registry.request(envelopes), strict=True):
+        for client in clients:
             with self._guarded(client):
-                told, models = self._content(answer)
+                told, models = self._opened(answers[client.id])
                 if models:
                     kept = {stage: self._read_model(client, *models[stage]) for stage in stages}
                     about = {key: told[key] for key in SHARED if key in told}
@@ -129,7 +127,7 @@ class NodeExecutor(Executor):
         state = checked_message(state)
         if name := first_nonfinite(weights) or first_nonfinite(state):
             raise RunError(f"expected a model of finite numbers, got others ('{name}')")
-        if client.architecture in self._unseen:
+        if client.architecture in self.federation.unseen:
             return weights, state
         method = self.federation.method
         variant = method.variant(self.federation.server, client.id)
@@ -142,6 +140,13 @@ class NodeExecutor(Executor):
         return weights, state
 
     # requests -----------------------------------------------------------------------------------------------------
+
+    def _ask(
+        self, envelopes: Mapping[int, Envelope], done: Callable[[int], None] = lambda _: None
+    ) -> dict[int, Answer]:
+        """The answers of clients' nodes, by number of client."""
+        sent = [(self._registry.node_of.get(number), envelope) for number, envelope in envelopes.items()]
+        return dict(zip(envelopes, self._registry.request(sent, done), strict=True)) if sent else {}
 
     def _request(self, kind: Kind, facts: Mapping[str, Any], message: Message | None) -> Envelope:
         task = TaskRequest(**self._facts, **facts)
@@ -206,17 +211,10 @@ class NodeExecutor(Executor):
         others = self.federation.method.alternative_predictors
         return read_score(facts, rows, self.federation.classes, self._figures, others)
 
-    def _opened(self, answer: Answer) -> tuple[Mapping[str, Any], Message]:
-        """An answer's facts and message."""
-        facts, content = self._content(answer)
-        return facts, freeze(checked_message(content))
-
-    def _content(self, answer: Answer) -> tuple[Mapping[str, Any], Any]:
+    def _opened(self, answer: Answer) -> tuple[Mapping[str, Any], Any]:
         """An answer's facts, and what is in its body; {} without one."""
         if isinstance(answer, NodeError):
             raise RunError(answer)
-        if len(answer.body) > self._limit:
-            raise RunError(f"expected an answer of at most {self._limit} bytes, got {len(answer.body)}")
         return answer.facts, decode_body(answer.body) if answer.body else {}
 
     @contextlib.contextmanager
@@ -230,8 +228,9 @@ class NodeExecutor(Executor):
                 reason = f"its answer cannot be read: {first_line(error)[:_LONGEST]}"
             self._unread[client.id] = self.federation.server.round
             node = self._registry.node_of.get(client.id)
-            self._event_log.note("trouble", client=client.id, node=node, reason=reason)
-            self.federation.tell("message", f"round {self._event_log.round}: client {client.id}: {reason}")
+            log = self._registry.event_log
+            log.note("trouble", client=client.id, node=node, reason=reason)
+            self.federation.tell("message", f"round {log.round}: client {client.id}: {reason}")
 
     def read_outcome(self, job: TrainJob, answer: Answer) -> JobResult:
         """The outcome of a job; a client without a readable answer has dropped out."""
@@ -244,7 +243,8 @@ class NodeExecutor(Executor):
     def _read(self, job: TrainJob, answer: Answer) -> JobResult:
         """The outcome of a job, with its facts checked; the message is checked as the round reads it."""
         client = job.client
-        facts, message = self._opened(answer)
+        facts, content = self._opened(answer)
+        message = freeze(checked_message(content))
         report = parse(TaskResult, facts)
         mark = checkpoint_id(job.round, job.exchange_index)
         refused = report.refused or self._excess(report)

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from polyfed.config.recipe import Recipe
 from polyfed.data.transforms import Prepare
@@ -19,11 +19,12 @@ from polyfed.deploy.protocol import ClientHello, Envelope, NodeError, TaskReques
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import append_line, atomic_write, explain_disk_errors
-from polyfed.errors import ConfigError, RunError
+from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.results.read import parse_json
 
 EVENT_LOG = "nodes.jsonl"
 LONGEST = 1.0  # seconds between two looks for answers
+LARGEST_ANSWER = 2_048_000_000  # bytes of the body
 REST = 30.0  # seconds before a node that was turned away is asked again
 _INPUT = 2**22  # numbers of an input, at most
 _HEAD = 2**24  # numbers of a head, a linear layer, at most
@@ -51,13 +52,6 @@ class Transport(Protocol):
         ...
 
 
-class Owner(NamedTuple):
-    """The owner of a client's number. node: its registration. token: digest of the token that identifies it."""
-
-    node: int
-    token: str
-
-
 class EventLog:
     """`nodes.jsonl` of a run folder: a line for the experiment, and one for each event of nodes.
 
@@ -67,22 +61,21 @@ class EventLog:
         path: the file. resume: go on with the file that is there.
 
     Attributes:
-        experiment: under this name nodes keep their states. introductions: client -> its last. owners: client -> owner.
+        experiment: under this name nodes keep their states. round: of the events to come.
+        introductions: client -> its last. nodes: client -> the registration that its number belongs to.
     """
 
     def __init__(self, path: Path, resume: bool) -> None:
-        self._path, self._whole = path, ""
+        self._path = path
         self.introductions: dict[int, ClientHello] = {}
-        self.owners: dict[int, Owner] = {}
-        self.experiment = secrets.token_hex(8)
+        self.nodes: dict[int, int] = {}
         self.round = 0
-        self._open = False
+        self.experiment = secrets.token_hex(8)
+        self._waiting: list[Mapping[str, Any]] | None = [{"event": "experiment", "experiment": self.experiment}]
         if resume and path.exists():
-            self._read()
-        else:
-            self._whole = json.dumps({"event": "experiment", "experiment": self.experiment}) + "\n"
+            self._waiting = self._read()
 
-    def _read(self) -> None:
+    def _read(self) -> list[Mapping[str, Any]]:
         try:
             *whole, _ = self._path.read_bytes().split(b"\n")  # a line without end was cut off by a kill
             lines = [parse_json(line) for line in whole]
@@ -90,45 +83,38 @@ class EventLog:
             if not _EXPERIMENT.fullmatch(self.experiment):
                 raise ValueError("no experiment's name in the first line")
             for line in lines:
-                self._take(line)
+                if line["event"] == "hello":
+                    hello = parse(ClientHello, line["claims"])
+                    if type(line["node"]) is not int:
+                        raise ValueError(f"no number of a node: {line['node']!r}")
+                    self.introductions[hello.client], self.nodes[hello.client] = hello, line["node"]
         except (OSError, ValueError, KeyError, IndexError, TypeError, RunError) as error:
             raise ConfigError(f"expected the event log of nodes in {self._path}, got something else: {error}") from None
-        self._whole = "".join(json.dumps(line) + "\n" for line in lines)
-
-    def _take(self, line: Mapping[str, Any]) -> None:
-        if line["event"] == "hello":
-            known = parse(ClientHello, line["claims"])
-            node = line["node"]
-            if type(node) is not int:
-                raise ValueError(f"no number of a node: {node!r}")
-            self.introductions[known.client] = known
-            self.owners[known.client] = Owner(node, known.token)
+        return lines
 
     def welcome(self, hello: ClientHello, node: int) -> None:
         """A node is a client: the number is that node's from now on."""
-        owner = Owner(node, hello.token)
-        if self.introductions.get(hello.client) == hello and self.owners.get(hello.client) == owner:
-            return
-        self.introductions[hello.client] = hello
-        self.owners[hello.client] = owner
-        self.note("hello", client=hello.client, node=node, claims=hello.model_dump())
+        number = hello.client
+        if (self.introductions.get(number), self.nodes.get(number)) != (hello, node):
+            self.introductions[number], self.nodes[number] = hello, node
+            self.note("hello", client=number, node=node, claims=hello.model_dump())
 
     def note(self, event: str, **facts: Any) -> None:
         """One line more."""
-        line = json.dumps({"event": event, "round": self.round, "time": round(time.time(), 3), **facts}) + "\n"
-        if not self._open:
-            self._whole += line
-        else:
-            with explain_disk_errors(self._path.parent):
-                append_line(self._path, line.encode())
+        line = {"event": event, "round": self.round, "time": round(time.time(), 3), **facts}
+        if self._waiting is not None:
+            self._waiting.append(line)
+            return
+        with explain_disk_errors(self._path.parent):
+            append_line(self._path, json.dumps(line).encode() + b"\n")
 
     def open(self) -> None:
         """Write the lines that wait, and later ones at once."""
-        if not self._open:
-            with explain_disk_errors(self._path.parent):
-                atomic_write(self._path, self._whole.encode())
-            self._whole = ""
-            self._open = True
+        if self._waiting is None:
+            return
+        with explain_disk_errors(self._path.parent):
+            atomic_write(self._path, "".join(json.dumps(line) + "\n" for line in self._waiting).encode())
+        self._waiting = None
 
 
 class NodeRegistry:
@@ -137,9 +123,10 @@ class NodeRegistry:
     Args:
         recipe: the same as theirs. wire: reaches them. deadline: seconds that a node has for an answer.
         event_log: for events. count: clients of the federation. say: receives lines on the progress.
+        largest: bytes that the body of an answer may have.
 
     Attributes:
-        known: by number of client, also those of an earlier process whose nodes are not back. node_of: their nodes.
+        node_of: number of client -> its node, where it has introduced itself to this process.
         class_names: those of the task, once the first nodes are there.
     """
 
@@ -151,6 +138,7 @@ class NodeRegistry:
         event_log: EventLog,
         count: int,
         say: Callable[[str], None],
+        largest: int = LARGEST_ANSWER,
     ) -> None:
         self._settings = shared_config(recipe)
         self.wire = wire
@@ -158,11 +146,16 @@ class NodeRegistry:
         self.event_log = event_log
         self.count = count
         self._say = say
-        self.known = {i: hello for i, hello in event_log.introductions.items() if i < count}
+        self._largest = largest
         self.node_of: dict[int, int] = {}
         self.class_names = recipe.data.class_names or next((hello.class_names for hello in self.known.values()), None)
         self._asked: dict[str, int] = {}  # greetings under way
         self._resting: dict[int, tuple[float, str]] = {}  # node -> not asked before, why
+
+    @property
+    def known(self) -> dict[int, ClientHello]:
+        """By number of client, also those of an earlier process whose nodes are not back."""
+        return {number: hello for number, hello in self.event_log.introductions.items() if number < self.count}
 
     def request(
         self, envelopes: Sequence[tuple[int | None, Envelope]], done: Callable[[int], None] = lambda _: None
@@ -173,31 +166,36 @@ class NodeRegistry:
             done: called with the number of answers, whenever there are more.
         """
         online = self.wire.nodes()
-        found: list[Answer | None] = [
-            None if node in online else NodeError("its node is not there") for node, _ in envelopes
+        answers: list[Answer] = [NodeError("its node is not there")] * len(envelopes)
+        reached = [
+            (place, node, envelope)
+            for place, (node, envelope) in enumerate(envelopes)
+            if node in online and node is not None
         ]
-        sent = [
-            (p, node, envelopes[p][1]) for p, (node, _) in enumerate(envelopes) if node is not None and not found[p]
-        ]
-        names = self.wire.send([(node, envelope) for _, node, envelope in sent], self.deadline) if sent else []
+        names = self.wire.send([(node, envelope) for _, node, envelope in reached], self.deadline) if reached else []
         waiting: dict[str, int] = {}
-        for name, (index, _, _) in zip(names, sent, strict=True):
+        for name, (place, _, _) in zip(names, reached, strict=True):
+            answers[place] = NodeError(
+                f"no answer within {self.deadline:g} s" if name else "its node could not be written to"
+            )
             if name:
-                waiting[name] = index
-            else:
-                found[index] = NodeError("its node could not be written to")
+                waiting[name] = place
         since = time.monotonic()
         while waiting:
-            if answers := self.wire.collect(list(waiting)):
-                for name, answer in answers.items():
-                    found[waiting.pop(name)] = answer
+            if found := self.wire.collect(list(waiting)):
+                for name, answer in found.items():
+                    answers[waiting.pop(name)] = self._bounded(answer)
                 done(len(envelopes) - len(waiting))
             elif time.monotonic() > since + self.deadline:
                 break
             else:
                 wait_on(since, LONGEST)
-        silent = NodeError(f"no answer within {self.deadline:g} s")
-        return [silent if answer is None else answer for answer in found]
+        return answers
+
+    def _bounded(self, answer: Answer) -> Answer:
+        if isinstance(answer, Envelope) and len(answer.body) > self._largest:
+            return NodeError(f"expected an answer of at most {self._largest} bytes, got {len(answer.body)}")
+        return answer
 
     def wait_for_clients(self) -> None:
         """Wait until all clients are there; for those that an earlier process knew no longer than for an answer."""
@@ -228,10 +226,9 @@ class NodeRegistry:
             self._hear()
 
     def _hear(self) -> None:
-        if not self._asked:
-            return
-        for name, answer in self.wire.collect(list(self._asked)).items():
-            self._take(self._asked.pop(name), answer)
+        if self._asked:
+            for name, answer in self.wire.collect(list(self._asked)).items():
+                self._take(self._asked.pop(name), answer)
 
     def _take(self, node: int, answer: Answer) -> None:
         """A node's answer to a greeting."""
@@ -241,13 +238,11 @@ class NodeRegistry:
             hello = parse(ClientHello, answer.facts)
             hello = hello.model_copy(update={"token": hashlib.sha256(hello.token.encode()).hexdigest()})
             self._check(hello, node)
-        except (RunError, ConfigError) as error:
-            self._turn_away(node, str(error))
-            return
         except Exception as error:  # the introduction is another party's
-            self._turn_away(node, f"its introduction cannot be read: {type(error).__name__}")
+            is_ours = isinstance(error, PolyfedError)
+            self._turn_away(node, str(error) if is_ours else f"its introduction cannot be read: {type(error).__name__}")
             return
-        self.known[hello.client], self.node_of[hello.client] = hello, node
+        self.node_of[hello.client] = node
         self.event_log.welcome(hello, node)
 
     def _turn_away(self, node: int, reason: str) -> None:
@@ -268,19 +263,21 @@ class NodeRegistry:
             raise ConfigError(other_classes(self.class_names, hello.class_names))
         Prepare(tuple(hello.mean), tuple(hello.std), table=hello.table)
         number = hello.client
-        other = self.node_of.get(hello.client)
         if number >= self.count:
             raise ConfigError(f"expected a client-id below {self.count}, got {number}")
+        other = self.node_of.get(number)
         if other is not None and other != node and other in self.wire.nodes():
             raise ConfigError(f"client-id {number} is taken by node {other}")
-        owner = self.event_log.owners.get(number)
-        if owner is not None and node != owner.node and hello.token != owner.token:
+        before = self.known.get(number)
+        if before is None:
+            return
+        owner = self.event_log.nodes[number]
+        if node != owner and hello.token != before.token:
             raise ConfigError(
-                f"client-id {number} belongs to the node registered as {owner.node}, got another; where a machine is "
+                f"client-id {number} belongs to the node registered as {owner}, got another; where a machine is "
                 "replaced, its state-dir moves with it"
             )
-        before = self.known.get(number)
-        if before is not None and before.architecture != hello.architecture:
+        if before.architecture != hello.architecture:
             raise ConfigError(f"client {number} was '{before.architecture}' before, got '{hello.architecture}'")
 
     def task_facts(self) -> Mapping[str, Any]:

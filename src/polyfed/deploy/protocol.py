@@ -227,19 +227,6 @@ def shared_config(recipe: Recipe) -> dict[str, Any]:
     return dict(json.loads(json.dumps(shared)))
 
 
-def first_difference(server: Mapping[str, Any], own: Mapping[str, Any], prefix: str = "") -> str | None:
-    """The first key in which the server's settings and a node's differ, with both values; None: they do not."""
-    for key in sorted({*server, *own}):
-        theirs = server.get(key)
-        mine = own.get(key)
-        if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
-            if found := first_difference(theirs, mine, f"{prefix}{key}."):
-                return found
-        elif theirs != mine:
-            return f"{prefix}{key} is {theirs!r} at the server and {mine!r} here"
-    return None
-
-
 def other_classes(expected: Sequence[str], found: Sequence[str]) -> str:
     """Why classes do not fit, with the first few of both."""
 

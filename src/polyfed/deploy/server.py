@@ -21,7 +21,7 @@ from polyfed.core.model_factory import BY_SIZE, Builder
 from polyfed.core.modules import as_split_model
 from polyfed.data.transforms import Prepare
 from polyfed.deploy.node_executor import NodeExecutor
-from polyfed.deploy.node_registry import EVENT_LOG, EventLog, NodePresence, NodeRegistry, Transport
+from polyfed.deploy.node_registry import EVENT_LOG, LARGEST_ANSWER, EventLog, NodePresence, NodeRegistry, Transport
 from polyfed.deploy.placeholders import (
     UNSEEN,
     RemoteStore,
@@ -46,9 +46,6 @@ from polyfed.loggers.base import notify
 from polyfed.places import make_private, private_files
 from polyfed.registry import LOGGERS
 
-LIMIT = 2_048_000_000  # bytes that a node's answer may have
-
-
 # the federation -----------------------------------------------------------------------------------------------------
 
 
@@ -57,7 +54,10 @@ class DeployedFederation(Federation):
 
     Args:
         recipe: the experiment. registry: who the clients are, and reaches them. data: for public rows. out: run folder.
-        loggers: see `Logger`. limit: bytes of an answer.
+        loggers: see `Logger`.
+
+    Attributes:
+        unseen: networks that only nodes have.
 
     Raises:
         ConfigError: as `Federation`; or the method needs a network that only a node has.
@@ -72,7 +72,6 @@ class DeployedFederation(Federation):
         data: DataCache,
         out: Path,
         loggers: Sequence[object] = (),
-        limit: int = LIMIT,
     ) -> None:
         method = recipe.chosen_method
         hellos = [hello for _, hello in sorted(registry.known.items())]
@@ -96,7 +95,6 @@ class DeployedFederation(Federation):
         for hello in reversed(hellos):  # of two of one name, the first counts
             builders[hello.architecture] = placeholder_builder(hello, recipe, outputs)
         self._registry = registry
-        self._limit = limit
         super().__init__(
             [
                 Client(
@@ -137,9 +135,7 @@ class DeployedFederation(Federation):
 
     def _make_executor(self) -> Executor:
         """The nodes."""
-        chosen = self.model_factory.chosen
-        auxiliary = "" if chosen is None else chosen.network
-        self._nodes = NodeExecutor(self, self.unseen, auxiliary, self._registry, self._limit)
+        self._nodes = NodeExecutor(self, self._registry)
         return self._nodes
 
     def export(self, client_id: int, stage: str = "") -> nn.Module:
@@ -221,7 +217,7 @@ def serve(
     overwrite: bool = False,
     clients: int | None = None,
     deadline: float = 600.0,
-    max_megabytes: float = LIMIT / 1e6,
+    max_megabytes: float = LARGEST_ANSWER / 1e6,
     loggers: Sequence[object] = (),
 ) -> Run:
     """Run a recipe with nodes for clients; the run folder is that of any run, with `nodes.jsonl` beside.
@@ -246,10 +242,11 @@ def serve(
 
     loggers = [*loggers, *(LOGGERS[name]() for name in recipe.run.loggers)]
     say = functools.partial(notify, loggers, "message")
-    registry = NodeRegistry(recipe, wire, deadline, EventLog(path / EVENT_LOG, resume), count, say)
+    log = EventLog(path / EVENT_LOG, resume)
+    registry = NodeRegistry(recipe, wire, deadline, log, count, say, int(max_megabytes * 1e6))
     if not (resume and registry.known and folder.finished(recipe.to_dict()) is not None):
         registry.wait_for_clients()
-    federation = DeployedFederation(recipe, registry, DataCache(), path, loggers, int(max_megabytes * 1e6))
+    federation = DeployedFederation(recipe, registry, DataCache(), path, loggers)
     return federation.run(resume=resume, overwrite=overwrite)
 
 

@@ -21,7 +21,7 @@ import os
 import shutil
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,9 @@ class RunFolder:
         if before < now:
             stored = {**stored, "training": {**stored.get("training", {}), "rounds": now}}
         self.check_clients(asked.get("run", {}).get("client_names", ()))
-        if difference := _first_difference(stored, asked) or _other_stacks(stored.get("run", {}), asked.get("run", {})):
+        found = first_difference(stored, asked, _MAY_DIFFER)
+        difference = None if found is None else f"{found[0]} was {found[1]!r}, now {found[2]!r}"
+        if difference := difference or _other_stacks(stored.get("run", {}), asked.get("run", {})):
             raise ConfigError(
                 f"{self.path} holds another recipe's run: {difference}; choose another --out or --overwrite"
             )
@@ -520,19 +522,23 @@ def other_clients(before: Sequence[str], now: Sequence[str]) -> str | None:
     return None if list(before) == list(now) else "they stand in another order"
 
 
-def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:
-    """Where two resolved settings differ that must not."""
-    for key in [*stored, *(k for k in asked if k not in stored)]:
-        here = f"{place}{key}"
-        if place == "run." and key in _MAY_DIFFER:
+def first_difference(
+    one: Mapping[str, Any], other: Mapping[str, Any], but: Collection[str] = (), place: str = ""
+) -> tuple[str, Any, Any] | None:
+    """The first key in which two resolved recipes differ, with both values; None: they do not.
+
+    but: keys of [run] that may differ.
+    """
+    for key in dict.fromkeys((*one, *other)):
+        if place == "run." and key in but:
             continue
-        old = stored.get(key)
-        new = asked.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            if found := _first_difference(old, new, f"{here}."):
+        mine = one.get(key)
+        theirs = other.get(key)
+        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+            if found := first_difference(mine, theirs, but, f"{place}{key}."):
                 return found
-        elif old != new:
-            return f"{here} was {old!r}, now {new!r}"
+        elif mine != theirs:
+            return f"{place}{key}", mine, theirs
     return None
 
 

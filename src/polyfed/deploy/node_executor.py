@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -31,14 +31,12 @@ from polyfed.deploy.protocol import (
 from polyfed.engine.evaluation import figures_of, kept_stages, scored_views
 from polyfed.engine.executors.executor import Executor, ExecutorSetup
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
+from polyfed.engine.federation import Federation
 from polyfed.engine.scoring import Score
 from polyfed.engine.wire import encode
 from polyfed.errors import PolyfedError, RunError, first_line
 from polyfed.results.fields import validated
 from polyfed.results.stored_files import ModelEntry
-
-if TYPE_CHECKING:
-    from polyfed.deploy.server import DeployedFederation
 
 _PARTS = ("test", "validation")
 _LONGEST = 300  # characters of an error
@@ -55,10 +53,10 @@ class NodeExecutor(Executor):
     need another exchange, in rounds that are evaluated.
 
     Args:
-        federation: whose jobs they are. registry: reaches the nodes.
+        federation: whose jobs they are. unseen: networks that only nodes have. registry: reaches the nodes.
     """
 
-    def __init__(self, federation: DeployedFederation, registry: NodeRegistry) -> None:
+    def __init__(self, federation: Federation, unseen: Collection[str], registry: NodeRegistry) -> None:
         self._figures = list(figures_of(federation.evaluation, federation.metrics))
         super().__init__(
             ExecutorSetup(
@@ -66,6 +64,7 @@ class NodeExecutor(Executor):
             )
         )
         self.federation = federation
+        self._unseen = unseen
         self._registry = registry
         chosen = federation.model_factory.chosen
         self._facts = {**registry.task_facts(), "auxiliary_model": "" if chosen is None else chosen.network}
@@ -127,7 +126,7 @@ class NodeExecutor(Executor):
         state = checked_message(state)
         if name := first_nonfinite(weights) or first_nonfinite(state):
             raise RunError(f"expected a model of finite numbers, got others ('{name}')")
-        if client.architecture in self.federation.unseen:
+        if client.architecture in self._unseen:
             return weights, state
         method = self.federation.method
         variant = method.variant(self.federation.server, client.id)

@@ -135,7 +135,7 @@ class DeployedFederation(Federation):
 
     def _make_executor(self) -> Executor:
         """The nodes."""
-        self._nodes = NodeExecutor(self, self._registry)
+        self._nodes = NodeExecutor(self, self.unseen, self._registry)
         return self._nodes
 
     def export(self, client_id: int, stage: str = "") -> nn.Module:

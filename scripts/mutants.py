@@ -84,11 +84,7 @@ EQUIVALENT: dict[str, tuple[str, ...]] = {
         "robust.py geometric_median: moved <",
         "robust.py geometric_median: tolerance",
     ),
-    "only the shape of it is used": (
-        "consensus.py transfer_loss: 0 -> 1",
-        "guiding_vectors.py meta_gradient: 0 -> 1",
-        "kernels.py MeanKernelFactor.add: 1 -> 2",
-    ),
+    "only the shape of it is used": ("kernels.py MeanKernelFactor.add: 1 -> 2",),
     "the default, or the type that follows from the rest": (
         "kernels.py MeanKernelFactor.__init__: torch.zeros",
         "masks.py pack_bits: torch.arange",

@@ -20,7 +20,6 @@ from polyfed.functional.channel_slices import (
     slice_channels,
     width,
 )
-from polyfed.functional.losses import mask_absent_classes
 
 PLAN = ChannelPlan(
     axes={
@@ -111,14 +110,3 @@ def test_a_part_of_weight_0_has_no_say_and_nobody_changes_nothing():
         assert all(torch.equal(t, base[name]) for name, t in partial_mean(PLAN, base, parts, weights).items())
     alike = partial_mean(PLAN, base, [SlicedModel(other, {})] * 3, [0.1, 0.7, 3.0])
     assert all(torch.equal(t, other[name]) for name, t in alike.items()), "the mean of equal entries is that entry"
-
-
-def test_absent_classes_have_logit_0_and_no_gradient():
-    logits = torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.5, -1.0]], requires_grad=True)
-    masked = mask_absent_classes(logits, torch.tensor([True, False]))
-    assert masked.tolist() == [[1.0, 0.0, 0.0], [0.5, 0.0, 0.0]]
-    torch.nn.functional.cross_entropy(masked, torch.tensor([0, 0])).backward()
-    assert not logits.grad[:, 1:].any()
-    assert bool((logits.grad[:, 0] < 0).all())
-    p = np.exp(1.0) / (np.exp(1.0) + 2)  # the absent ones keep their share of the softmax
-    np.testing.assert_allclose(float(logits.grad[0, 0]), (p - 1) / 2, atol=1e-6)

@@ -8,10 +8,7 @@ from torch import nn
 from polyfed.functional.losses import (
     cross_entropy,
     kl_divergence,
-    model_contrastive_loss,
     mse_loss,
-    multi_exit_loss,
-    mutual_exits_loss,
     task_loss,
 )
 from polyfed.functional.modes import channels_first, dropout_layers, eval_mode, frozen_running_stats, without_dropout
@@ -34,26 +31,6 @@ def test_no_rows_give_no_loss_and_no_gradient():
     loss.backward()
     assert loss == 0
     assert logits.grad.eq(0).all()
-
-
-def three(dtype=torch.float64):
-    g = torch.Generator().manual_seed(3)
-    return *(torch.randn(6, 5, generator=g, dtype=dtype) for _ in range(3)), torch.rand(6, generator=g, dtype=dtype)
-
-
-@pytest.mark.parametrize("temperature", [0.1, 0.5, 3.0])
-def test_contrast_against_numpy(temperature):
-    z, near, far, w = three()
-
-    def e(a, b):
-        a, b = a.numpy(), b.numpy()
-        cosine = (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
-        assert {-1.0, 1.0} == set(np.sign(cosine))
-        return np.exp(cosine / temperature)
-
-    rows = -np.log(e(z, near) / (e(z, near) + e(z, far)))
-    expected = (w.numpy() * rows).sum() / w.numpy().sum()
-    assert float(model_contrastive_loss(z, near, far, temperature, w)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_squared_gaps_against_numpy_are_means_over_columns_and_train_the_first_alone():
@@ -189,32 +166,6 @@ def test_untracked_statistics_uses_the_batch_and_leaves_buffers_alone(training):
     net[1].train()
     net[1](x)
     assert net[1].num_batches_tracked == weights["1.num_batches_tracked"] + 1, "tracking is back on"
-
-
-def numpy_log_softmax(logits):
-    x = logits.detach().numpy()
-    return x - np.log(np.exp(x).sum(1, keepdims=True))
-
-
-def numpy_divergence(teacher, logits, w):
-    p, q = numpy_log_softmax(teacher), numpy_log_softmax(logits)
-    return np.average((np.exp(p) * (p - q)).sum(1), weights=w.numpy())
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_losses_of_several_exits_against_numpy(count):
-    exits = [0.3 * batch(seed=seed)[0] for seed in range(count)]
-    _, y, w = batch()
-    labels = [np.average(-numpy_log_softmax(o)[np.arange(9), y.numpy()], weights=w.numpy()) for o in exits]
-    for gamma, t in ((0.0, 2.0), (0.7, 3.0)):
-        taught = [gamma * t**2 * numpy_divergence(exits[-1] / t, o / t, w) for o in exits[:-1]] + [0.0]
-        parts = [j * (labels[j - 1] + taught[j - 1]) for j in range(1, count + 1)]
-        expected = sum(parts) / sum(range(1, count + 1))
-        assert float(multi_exit_loss(exits, y, w, gamma, t)) == pytest.approx(expected, rel=1e-12)
-    for weight in (0.0, 0.7, torch.tensor(0.7)):
-        pairs = sum(numpy_divergence(o, p, w) for i, p in enumerate(exits) for j, o in enumerate(exits) if i != j)
-        expected = sum(labels) + float(weight) / max(count - 1, 1) * pairs
-        assert float(mutual_exits_loss(exits, y, w, weight)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_convolutions_lie_channels_first_inside_also_after_an_error():

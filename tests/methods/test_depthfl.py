@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from polyfed.engine.executors.client_work import working_copy
-from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods import DepthFL
+from polyfed.methods.depthfl import mutual_exits_loss
 from tests.helpers.slices import exit_logits, order_of
 from tests.helpers.toys import NETS, clients, federation, moved, numpy_mean, rounds, samples
 

@@ -1,4 +1,4 @@
-"""FedL2G against NumPy by hand; the gradient itself is in tests/functional/test_guiding_vectors.py."""
+"""FedL2G against NumPy by hand."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from polyfed.core.client import Client
 from polyfed.core.randomness import generator
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.methods import FedL2G, fedl2g
-from tests.helpers.quick import others_slow
+from polyfed.methods.fedl2g import meta_gradient
 from tests.helpers.toys import CLASSES, INPUTS, clients, federation, moved, rounds, same, samples, softmax
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
@@ -115,16 +116,6 @@ def test_nobody_trains_in_the_warm_up_and_the_guides_learn():
     assert torch.equal(cold[0].before["guides"], history[0].before["guides"])
 
 
-def test_a_warm_up_longer_than_the_run_is_an_error_before_anything_is_written(tmp_path):
-    for warmup, length in ((50, 20), (2, 2)):
-        with pytest.raises(ConfigError, match=rf"^fedl2g warms up for {warmup} rounds.*= {length}; raise it") as error:
-            federation(FedL2G(warmup_rounds=warmup), clients(MIXED), rounds=length, out=tmp_path / "run")
-        assert "\n" not in str(error.value)
-    assert not list(tmp_path.iterdir())
-    assert federation(FedL2G(warmup_rounds=2), clients(MIXED), rounds=3)
-    assert federation(FedL2G(warmup_rounds=50, guide_weight=0.0), clients(MIXED))
-
-
 class _Once(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -153,11 +144,61 @@ def test_networks_without_second_derivative_are_refused(tmp_path):
     assert rounds(FedL2G(guide_weight=0.0), clients(["linear", "fused"]), kinds)
 
 
-@pytest.mark.parametrize("guide", others_slow(["logits", "representation"], quick=["logits"]))
-def test_step_sizes_are_those_of_the_variant(guide):
-    usual = {"logits": 0.1, "representation": 100.0}[guide]
-    chosen, same_, other = (
-        rounds(FedL2G(guide=guide, server_lr=lr), clients(["shallow", "wide"]))[-1].after for lr in (None, usual, 3.0)
-    )
-    assert torch.equal(chosen["guides"], same_["guides"])
-    assert not torch.equal(chosen["guides"], other["guides"])
+class Guided(nn.Module):
+    """Linear scores; guided are these, or linear features before them."""
+
+    def __init__(self, features: bool) -> None:
+        super().__init__()
+        self.body = nn.Linear(INPUTS, 3) if features else nn.Identity()
+        self.head = nn.Linear(3 if features else INPUTS, CLASSES)
+        self.features = features
+
+    def forward(self, x):
+        z = self.body(x)
+        scores = self.head(z)
+        return scores, z if self.features else scores
+
+
+def draw(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def problem(features):
+    module = Guided(features).double()
+    for seed, p in enumerate(module.parameters()):
+        p.data = draw(seed, *p.shape)
+    study = draw(11, 6, INPUTS), torch.tensor([0, 1, 0, 1, 0, 1])  # nobody of class 2
+    quiz = draw(12, 7, INPUTS), torch.tensor([2, 1, 0, 0, 1, 2, 0])
+    return module, draw(13, CLASSES, 3 if features else CLASSES), study, quiz
+
+
+def after_the_step(module, g, study, quiz, lr, weight):
+    """CE on the quiz after a step of autograd on the study set."""
+    (x, y), (xq, yq) = study, quiz
+    scores, found = module(x)
+    loss = F.cross_entropy(scores, y) + weight * (found - g[y]).square().mean()
+    names, parameters = zip(*module.named_parameters(), strict=True)
+    steps = zip(names, parameters, torch.autograd.grad(loss, parameters), strict=True)
+    scores, _ = torch.func.functional_call(module, {n: p.detach() - lr * d for n, p, d in steps}, (xq,))
+    return float(F.cross_entropy(scores, yq))
+
+
+@pytest.mark.parametrize("features", [False, True])
+def test_the_meta_gradient_against_finite_differences(features):
+    weight = 0.3
+    module, guides, study, quiz = problem(features)
+    before = [p.clone() for p in module.parameters()]
+    found = meta_gradient(module, guides, study, quiz, 0.5, weight).numpy()
+    g, h, expected = guides.clone(), 1e-5, np.zeros(guides.shape)
+    for at in np.ndindex(*g.shape):
+        ends = []
+        for sign in (1, -1):
+            g[at] += sign * h
+            ends.append(after_the_step(module, g, study, quiz, 0.5, weight))
+            g[at] -= sign * h
+        expected[at] = (ends[0] - ends[1]) / (2 * h)
+    assert expected.min() < -1e-4 < 1e-4 < expected.max(), "both signs"
+    np.testing.assert_allclose(found, expected, atol=1e-8)
+    assert not found[2].any()
+    assert all(torch.equal(a, p) for a, p in zip(before, module.parameters(), strict=True))
+    assert all(p.grad is None for p in module.parameters())

@@ -11,8 +11,8 @@ import torch
 from polyfed.config.recipe import Recipe
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.errors import ConfigError
-from polyfed.functional.losses import multi_exit_loss
 from polyfed.methods import HeteroFL, ScaleFL
+from polyfed.methods.scalefl import multi_exit_loss
 from tests.helpers.slices import exit_logits, mean_of_entries, order_of, prefix, rounds
 from tests.helpers.toys import CLASSES, clients, federation, moved, same
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -80,43 +78,6 @@ def kl_divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
     return weighted_mean(kl_N, w_N)
 
 
-def multi_exit_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma: float, temperature: float) -> Tensor:
-    """sum_j j L_j / (m (m + 1) / 2) over the exits j = 1..m of a network, all of which learn from the labels.
-
-    L_j = CE(o_j, y) + gamma T^2 KL(softmax(o_m / T) || softmax(o_j / T)) for j < m, the last exit being a constant in
-    the latter; L_m = CE(o_m, y).
-
-    Source: Ilhan, Su and Liu (ScaleFL), CVPR 2023.
-    """
-    m = len(exits_NC)
-    last_NC = exits_NC[-1]
-    losses = [cross_entropy(logits_NC, y_N, w_N) for logits_NC in exits_NC]
-    for j, logits_NC in enumerate(exits_NC[:-1] if gamma else ()):
-        taught = kl_divergence(logits_NC / temperature, last_NC / temperature, w_N)
-        losses[j] = losses[j] + gamma * temperature**2 * taught
-    total = torch.stack([j * loss for j, loss in enumerate(losses, 1)]).sum()
-    return total / (m * (m + 1) / 2)
-
-
-def mutual_exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, weight: Tensor | float) -> Tensor:
-    """sum_i CE(o_i, y) + weight / (m - 1) sum_i sum_{j != i} KL(softmax o_j || softmax o_i) over the exits i = 1..m.
-
-    o_j is a constant in KL; the number 0 as weight leaves the distillation out.
-
-    Source: Kim et al. (DepthFL), ICLR 2023.
-    """
-    total = torch.stack([cross_entropy(logits_NC, y_N, w_N) for logits_NC in exits_NC]).sum()
-    if len(exits_NC) == 1 or (isinstance(weight, float) and not weight):
-        return total
-    pairs = [
-        kl_divergence(logits_NC, teacher_NC, w_N)
-        for i, logits_NC in enumerate(exits_NC)
-        for j, teacher_NC in enumerate(exits_NC)
-        if i != j
-    ]
-    return total + weight / (len(exits_NC) - 1) * torch.stack(pairs).sum()
-
-
 def mse_loss(found_ND: Tensor, target_ND: Tensor, w_N: Tensor) -> Tensor:
     """mean_d (found - target)^2, weighted mean over the rows; the target is a constant for the gradient."""
     _check_shapes(found_ND, target_ND, w_N)
@@ -127,29 +88,3 @@ def _check_shapes(found_NK: Tensor, target_NK: Tensor, w_N: Tensor) -> None:
     if found_NK.dim() != 2 or target_NK.shape != found_NK.shape or w_N.shape != found_NK.shape[:1]:
         shapes = f"{tuple(found_NK.shape)}, {tuple(target_NK.shape)} and {tuple(w_N.shape)}"
         raise ValueError(f"expected found and target (N, C) and w (N,), got {shapes}")
-
-
-def model_contrastive_loss(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temperature: float, w_N: Tensor) -> Tensor:
-    """-log[e^(cos(z, near) / T) / (e^(cos(z, near) / T) + e^(cos(z, far) / T))], weighted mean over the rows.
-
-    near and far are constants for the gradient.
-
-    Source: Li, He and Song (MOON), CVPR 2021, eq. 3.
-    """
-    others = (near_ND.detach(), far_ND.detach())
-    logits_N2 = torch.stack([F.cosine_similarity(z_ND, other, dim=1) for other in others], dim=1) / temperature
-    return cross_entropy(logits_N2, torch.zeros_like(w_N, dtype=torch.int64), w_N)
-
-
-def mask_absent_classes(logits_NC: Tensor, present_C: Tensor) -> Tensor:
-    """Logits with 0 in the place of every class that is not present: such a class neither gains nor loses.
-
-    0, not minus infinity: an absent class keeps its share of the softmax, and its row gets no gradient.
-
-    Args:
-        logits_NC: scores before the softmax. present_C: bool; classes beyond its end count as absent.
-
-    Source: HeteroFL (Diao et al., ICLR 2021), section 3, masked cross entropy.
-    """
-    rest = logits_NC.shape[1] - len(present_C)
-    return torch.where(F.pad(present_C, (0, rest)), logits_NC, torch.zeros_like(logits_NC))

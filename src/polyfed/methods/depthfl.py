@@ -43,7 +43,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Shares, in_turn, numbers_in
 from polyfed.core.upload_forms import as_sent
 from polyfed.functional.averaging import layer_wise_mean
-from polyfed.functional.losses import mutual_exits_loss
+from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.methods.building_blocks.early_exits import add_early_exits
 
 _ENOUGH = 0.5  # share of the distillation's weight in the last round below which a remark says so
@@ -125,3 +125,20 @@ class DepthFL(Method):
 def _ramp_up(passed: int, rounds: int) -> float:
     """How much of the distillation counts after so many rounds: from exp(-5) to 1."""
     return math.exp(-5 * (1 - min(passed, rounds) / rounds) ** 2) if rounds else 1.0
+
+
+def mutual_exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, weight: Tensor | float) -> Tensor:
+    """sum_i CE(o_i, y) + weight / (m - 1) sum_i sum_{j != i} KL(softmax o_j || softmax o_i) over the exits i = 1..m.
+
+    o_j is a constant in KL; the number 0 as weight leaves the distillation out.
+    """
+    total = torch.stack([cross_entropy(logits_NC, y_N, w_N) for logits_NC in exits_NC]).sum()
+    if len(exits_NC) == 1 or (isinstance(weight, float) and not weight):
+        return total
+    pairs = [
+        kl_divergence(logits_NC, teacher_NC, w_N)
+        for i, logits_NC in enumerate(exits_NC)
+        for j, teacher_NC in enumerate(exits_NC)
+        if i != j
+    ]
+    return total + weight / (len(exits_NC) - 1) * torch.stack(pairs).sum()

@@ -47,9 +47,9 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional.class_prototypes import merge
 from polyfed.functional.clipping import clip_by_global_norm
-from polyfed.functional.guiding_vectors import guided_loss, meta_gradient
-from polyfed.functional.losses import task_loss
+from polyfed.functional.losses import cross_entropy, task_loss, weighted_mean
 from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchnorm
+from polyfed.functional.tied_tensors import call_with
 from polyfed.methods.building_blocks import prototypes
 
 _SERVER_LR = {"logits": 0.1, "representation": 100.0}
@@ -182,3 +182,47 @@ class _Guided(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.method.outputs(self.model, x, self.entries)
+
+
+def guided_loss(
+    scores_NC: Tensor, found_NQ: Tensor, y_N: Tensor, w_N: Tensor, guides_CQ: Tensor, weight: float
+) -> Tensor:
+    """CE(scores, y) + weight * mean_q (found - guide of y)^2, both weighted means over the rows.
+
+    Differentiable in the guides, too; row weights are those of `losses.cross_entropy`.
+
+    N samples, C classes, Q entries of a guiding vector: as many as scores, or as features.
+    """
+    squared_N = (found_NQ - guides_CQ[y_N]).square().mean(dim=1)
+    return cross_entropy(scores_NC, y_N, w_N) + weight * weighted_mean(squared_N, w_N)
+
+
+def meta_gradient(
+    module: nn.Module,
+    guides_CQ: Tensor,
+    study: tuple[Tensor, Tensor],
+    quiz: tuple[Tensor, Tensor],
+    lr: float,
+    weight: float,
+) -> Tensor:
+    """Gradient in the guides g of CE on the quiz after one step of SGD on the study batch, which g has guided.
+
+    w' = w - lr grad_w [CE + weight * distance to g] on the study batch;  then grad_g CE(w') on the quiz. Rows of
+    classes that the study batch lacks are 0. By two derivatives, the second through the step.
+
+    Args:
+        module: gives (scores (N, C), what is guided (N, Q)), twice differentiable; its parameters are left alone.
+        study, quiz: (x, y).
+    """
+    w = {name: p.detach().requires_grad_() for name, p in module.named_parameters() if p.requires_grad}
+    g = guides_CQ.detach().requires_grad_()
+    x, y = study
+    scores, found = call_with(module, w, (x,))
+    loss = guided_loss(scores, found, y, torch.ones_like(scores[:, 0]), g, weight)
+    grads = torch.autograd.grad(loss, tuple(w.values()), create_graph=True, allow_unused=True)
+    moved = {name: p if d is None else p - lr * d for (name, p), d in zip(w.items(), grads, strict=True)}
+    x, y = quiz
+    scores, _ = call_with(module, moved, (x,))
+    missed = cross_entropy(scores, y, torch.ones_like(scores[:, 0]))
+    (gradient,) = torch.autograd.grad(missed, g, materialize_grads=True)
+    return gradient

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
@@ -44,7 +45,7 @@ from polyfed.core.method import (
 from polyfed.core.server import Server
 from polyfed.functional.channel_slices import OUTPUT, Kept, SlicedModel, first_channels, partial_mean, slice_channels
 from polyfed.functional.clipping import clip_by_global_norm
-from polyfed.functional.losses import cross_entropy, mask_absent_classes
+from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import static_batchnorm, sub_models
 from polyfed.methods.building_blocks.static_batchnorm import STATISTICS
 from polyfed.methods.building_blocks.sub_models import SubModels
@@ -171,3 +172,17 @@ def client_level(server: Server, rates: str, client_id: int) -> str:
 def _classes(client: Client) -> Tensor:
     """Which classes the client has training samples of, (C,) bool."""
     return torch.bincount(client.data.train.y, minlength=client.classes) > 0
+
+
+def mask_absent_classes(logits_NC: Tensor, present_C: Tensor) -> Tensor:
+    """Logits with 0 in the place of every class that is not present: such a class neither gains nor loses.
+
+    0, not minus infinity: an absent class keeps its share of the softmax, and its row gets no gradient.
+
+    Args:
+        logits_NC: scores before the softmax. present_C: bool; classes beyond its end count as absent.
+
+    Source: section 3, masked cross entropy.
+    """
+    rest = logits_NC.shape[1] - len(present_C)
+    return torch.where(F.pad(present_C, (0, rest)), logits_NC, torch.zeros_like(logits_NC))

@@ -20,6 +20,8 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -27,7 +29,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Requirements, hyperparameters, loads_message
 from polyfed.core.modules import FrozenModel, float_state
-from polyfed.functional.losses import model_contrastive_loss, task_loss
+from polyfed.functional.losses import cross_entropy, task_loss
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
@@ -65,3 +67,13 @@ class MOON(FedAvg):
     @property
     def requirements(self) -> Requirements:
         return weight_averaging.requirements(self.aggregation, split_model=True)
+
+
+def model_contrastive_loss(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temperature: float, w_N: Tensor) -> Tensor:
+    """-log[e^(cos(z, near) / T) / (e^(cos(z, near) / T) + e^(cos(z, far) / T))], weighted mean over the rows.
+
+    near and far are constants for the gradient.
+    """
+    others = (near_ND.detach(), far_ND.detach())
+    logits_N2 = torch.stack([F.cosine_similarity(z_ND, other, dim=1) for other in others], dim=1) / temperature
+    return cross_entropy(logits_N2, torch.zeros_like(w_N, dtype=torch.int64), w_N)

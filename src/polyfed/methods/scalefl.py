@@ -22,7 +22,7 @@ level.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -33,7 +33,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.losses import multi_exit_loss
+from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.methods.building_blocks.early_exits import add_early_exits
 from polyfed.methods.building_blocks.sub_models import SubModels, cut
 from polyfed.methods.building_blocks.weight_averaging import Weighting
@@ -122,3 +122,19 @@ class ScaleFL(SubModels):
     @property
     def planned(self) -> str:
         return "when early exits begin to learn from the last one"
+
+
+def multi_exit_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma: float, temperature: float) -> Tensor:
+    """sum_j j L_j / (m (m + 1) / 2) over the exits j = 1..m of a network, all of which learn from the labels.
+
+    L_j = CE(o_j, y) + gamma T^2 KL(softmax(o_m / T) || softmax(o_j / T)) for j < m, the last exit being a constant in
+    the latter; L_m = CE(o_m, y).
+    """
+    m = len(exits_NC)
+    last_NC = exits_NC[-1]
+    losses = [cross_entropy(logits_NC, y_N, w_N) for logits_NC in exits_NC]
+    for j, logits_NC in enumerate(exits_NC[:-1] if gamma else ()):
+        taught = kl_divergence(logits_NC / temperature, last_NC / temperature, w_N)
+        losses[j] = losses[j] + gamma * temperature**2 * taught
+    total = torch.stack([j * loss for j, loss in enumerate(losses, 1)]).sum()
+    return total / (m * (m + 1) / 2)

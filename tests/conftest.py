@@ -67,9 +67,8 @@ ASKED_ALL = ("test_fedavg", "test_fedgh", "test_scaffold")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.name == "test_conformance.py" and isinstance(item, pytest.Function):
-            asked = getattr(item, "callspec", None)
-            if asked and asked.params.get("property_") in LONG and item.originalname not in ASKED_ALL:
+        if isinstance(item, pytest.Function) and item.originalname == "test_conformance":
+            if item.callspec.params["property_"] in LONG and item.path.stem not in ASKED_ALL:
                 item.add_marker(pytest.mark.slow)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import polyfed as pf
+from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.core.message import State, from_bytes, get_group, nbytes, to_bytes
 from polyfed.core.method import TrainingResult
@@ -29,7 +30,7 @@ from polyfed.functional.closed_forms import discriminant
 from polyfed.functional.random_features import FeatureMap
 from polyfed.methods import ClosedForm, Local
 from polyfed.plugins.privacy import UploadPrivacy
-from tests.helpers import regression
+from tests.helpers import oracles, regression
 from tests.helpers.toys import CLASSES, Round, Watch, federation, rounds, samples, worker
 
 SMALL = ClosedForm(features=20, shrinkage=0.3)
@@ -359,3 +360,27 @@ class _Floats(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.inner(x.float())
         return scores
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+NOBODY_TRAINS = "nobody trains a network"
+
+
+test_conformance = testing.conformance(
+    methods.ClosedForm(features=12),
+    # in round 2 W, b, counts and their number, and that the sums have come; the number comes back
+    expected_bytes=lambda *_: (8 * (3 * 12 + 3 + 3 + 1) + 1, 8),
+    counted="statistics",
+    no_effect={"keep_sums": "only the server keeps more"},
+    skip={
+        "data_are_shuffled": NOBODY_TRAINS,
+        "learns": NOBODY_TRAINS,
+        "loss_is_pure": NOBODY_TRAINS,
+        "missing_upload_is_not_zero": oracles.FEWER_VARY,
+        "nan_is_rejected": NOBODY_TRAINS,
+        "other_seed_other_result": NOBODY_TRAINS,
+        "row_weights_count": NOBODY_TRAINS,
+        "unselected_are_left_alone": NOBODY_TRAINS,
+    },
+)

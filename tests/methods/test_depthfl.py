@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from polyfed import methods, testing
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.methods import DepthFL
 from polyfed.methods.depthfl import mutual_exits_loss
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.slices import exit_logits, order_of
 from tests.helpers.toys import NETS, clients, federation, moved, numpy_mean, rounds, samples
 
@@ -84,3 +88,35 @@ def test_a_run_that_ends_before_its_ramp_says_so(method, text):
     remark = method.remark(last.record)
     assert text in remark
     assert bool(text) == bool(remark)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def depthfl_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """P of the stem, the block and its classifier, or of all, with 8 channels and 12 features."""
+    p = (9 * 8 + 8) + (9 * 8 * 8 + 8) + (8 * 3 + 3) + (client_id % 2 == 0) * ((9 * 8 * 12 + 12) + (12 * 3 + 3))
+    return 4 * p, 4 * p
+
+
+def mutual_exits(model: Any, batch: Any, context: Any) -> float:
+    """CE of both, and 0.6 exp(-5 (1 - 1 / 4)^2) (KL(o_1 || o_2) + KL(o_2 || o_1)) in round 2; or CE of the only one."""
+    outputs = model(batch.x)
+    total = sum(oracles.cross_entropy(lambda x, out=out: out, batch, context) for out in outputs)
+    if len(outputs) == 1:
+        return total
+    p, q = map(oracles.log_softmax, outputs)
+    return total + 0.6 * float(np.exp(-5 * 0.75**2)) * (oracles.divergence(p, q) + oracles.divergence(q, p))
+
+
+test_conformance = testing.conformance(
+    methods.DepthFL(depths="1 0.5", distillation=0.6, ramp_up=4),
+    models=oracles.WIDE,
+    reference_loss=mutual_exits,
+    expected_bytes=depthfl_bytes,
+    skip=oracles.NUMBERED,
+    changed_values={"depths": "1 0.3"},
+    reductions=[
+        Reduction({"depths": "1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
+    ],
+)

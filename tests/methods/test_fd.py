@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.methods import FD
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.toys import CLASSES, NETS, batch, federation, model_with, rounds, samples, softmax, worker
 
 MIXED = ["bn", "broad", "wide"]  # nothing alike but the classes
@@ -110,3 +114,21 @@ def test_a_class_that_nobody_sends_anew_keeps_what_was_sent():
     assert second.after["owners"][kept].tolist() == first.after["owners"][old].tolist() == [0, 2]
     assert torch.equal(second.after["outputs"][kept], first.after["outputs"][old])
     assert second.after["owners"][second.after["labels"] == 1].tolist() == [1]  # sent anew by one, the others' are gone
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def taught(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.6 soft CE to the class's target, in float64, a mean over all rows of the batch."""
+    log_p, targets = oracles.log_softmax(model(batch.x)), context["targets"].double().numpy()
+    rows = [-(targets[c] * p).sum() * bool(context["known"][c]) for p, c in zip(log_p, batch.y.numpy(), strict=True)]
+    return oracles.cross_entropy(model, batch, context) + 0.6 * float(np.mean(rows))
+
+
+test_conformance = testing.conformance(
+    methods.FD(distillation_weight=0.6),
+    reference_loss=taught,
+    expected_bytes=oracles.of_classes(0, 4 * (3 + 2), down_each=4 * (3 + 1)),  # down 4 (S C + S), up 4 (S C + 2 S)
+    reductions=[Reduction({"distillation_weight": 0.0}, methods.Local())],
+)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from polyfed import methods, testing
 from polyfed.methods import FedAvg
+from polyfed.testing import ChangedValue, Reduction
+from tests.helpers import oracles
 from tests.helpers.toys import (
     Two,
     clients,
@@ -53,3 +56,22 @@ def test_shares_are_over_those_who_answered():
             expected = numpy_mean([round.trained[i] for i in answered], [sizes[i] for i in answered], name)
             np.testing.assert_allclose(value.numpy(), expected, atol=1e-6)
     assert same(shared(history[3].after), shared(history[2].after)), "nobody answered: the model stays"
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.FedAvg(),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=oracles.averaging_bytes,
+    counted="updates",
+    changed_values={"aggregation": ChangedValue("same-shape")},
+    reductions=[
+        Reduction(methods.FedAvg(aggregation="same-shape"), methods.FedAvg(), "received", same_architecture=True)
+    ],
+)
+
+
+test_other_settings = oracles.other_settings(
+    (methods.FedAvg(aggregation="same-shape"), {"counted": "updates"}),
+)

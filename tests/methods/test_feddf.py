@@ -8,8 +8,11 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from polyfed import methods, testing
 from polyfed.engine.method_wrappers import alone
 from polyfed.methods import FedAvg, FedDF
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.few_classes import SIZES, disagreeing
 from tests.helpers.toys import NETS, model_with, moved, numpy_mean, public, rounds, same
 
@@ -67,3 +70,20 @@ def test_a_lone_client_is_averaged_alone():
     alone_, plain = (played(alone(m)) for m in (FedDF(**WHOLE), FedAvg(aggregation="same-shape")))
     for one, other in zip(alone_, plain, strict=True):
         assert all(same(one.weights[i], other.weights[i]) for i in range(4))
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+OF_PUBLIC_INPUTS = "the distilled network's statistics move on to those of the public inputs"
+
+
+test_conformance = testing.conformance(
+    methods.FedDF(server_steps=4, server_batch=8, server_lr=0.01),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=oracles.averaging_bytes,
+    skip={"batchnorm": OF_PUBLIC_INPUTS},
+    reductions=[
+        Reduction({"server_steps": 0}, methods.FedAvg(aggregation="same-shape"), "received"),
+        Reduction({"server_lr": 0.0}, methods.FedAvg(aggregation="same-shape"), "received"),
+    ],
+)

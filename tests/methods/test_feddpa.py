@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.methods import Local
 from polyfed.methods.feddpa import FedDPA
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.toys import INPUTS, Flat, clients, flat_clients, rounds, same, samples, watch_steps
 
 
@@ -103,3 +106,27 @@ def test_personal_entries_move_first_and_the_others_after(
         running = "extractor.bn.running_mean"
         assert torch.equal(start[running], w[running])
         assert running not in masks
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def pulled(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.4 / 2 ||w - w_received||^2, or + 0.3 / 2 (||w - w_received|| - 0.5)^2, in float64."""
+    gaps = [p.detach().double().numpy() - context["w"][n].double().numpy() for n, p in model.named_parameters()]
+    squared = sum(float((gap**2).sum()) for gap in gaps)
+    pull = 0.2 * squared if context["personal turn"] else 0.15 * (np.sqrt(squared) - 0.5) ** 2
+    return oracles.cross_entropy(model, batch, context) + pull
+
+
+test_conformance = testing.conformance(
+    methods.FedDPA(lambda1=0.4, lambda2=0.3),
+    reference_loss=pulled,
+    expected_bytes=oracles.of_weights(),
+    reductions=[Reduction({"threshold": 1.0, "lambda2": 0.0}, methods.FedAvg(), "received")],
+)
+
+
+test_other_settings = oracles.other_settings(
+    (methods.FedDPA(aggregation="same-shape"), {}),
+)

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed import methods, testing
 from polyfed.core.client import PublicData
 from polyfed.methods import FedET
 from polyfed.methods.fedet import confidence_weights, consensus, transfer_loss
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.few_classes import SIZES, disagreeing
 from tests.helpers.toys import CLASSES, NETS, model_with, numpy_mean, public, rounds, same, softmax
 
@@ -132,3 +135,17 @@ def test_the_servers_loss_by_hand(weight):
     np.testing.assert_allclose(gradient.numpy(), expected, atol=1e-12)
     assert 0 < disputed.sum() < 20
     assert ((p - q).min() < 0 < (p - q).max()).all()
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    # layer-wise: tests/methods/test_fedet.py
+    methods.FedET(server_steps=2, server_batch=8, server_lr=0.05, diversity_weight=0.5),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=oracles.averaging_bytes,
+    changed_values={"network": "smallest"},
+    reductions=[
+        Reduction({"server_steps": 0}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True)
+    ],
+)

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.core.modules import float_state
 from polyfed.functional.averaging import distance, interpolate_towards, model_gains, normalize_positive
 from polyfed.methods.fedfomo import FedFomo
+from polyfed.testing import ChangedValue
+from tests.helpers import oracles
 from tests.helpers.toys import NETS, Round, model_with, rounds, same, samples
 
 
@@ -105,3 +108,30 @@ def test_the_most_helpful_are_sent_unless_chance_has_it() -> None:
         greedy.append(hits)
     assert greedy[0] == 7 * 6
     assert greedy[1] < 20
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def fedfomo_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down of all five others what is also the client's; up its model and five numbers."""
+    held = {
+        i: {name: t.numel() for name, t in server.initial_state(member.architecture).items() if t.is_floating_point()}
+        for i, member in server.clients.items()
+    }
+    mine = held.pop(client_id)
+    return 4 * sum(n for w in held.values() for name, n in w.items() if name in mine), 4 * (sum(mine.values()) + 5)
+
+
+test_conformance = testing.conformance(
+    methods.FedFomo(),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=fedfomo_bytes,
+    skip=oracles.NUMBERED,
+    changed_values={"num_models": 2, "epsilon": ChangedValue(1.0, {"num_models": 2})},
+)
+
+
+test_other_settings = oracles.other_settings(
+    (methods.FedFomo(aggregation="same-shape", num_models=1), {"skip": oracles.NUMBERED}),
+)

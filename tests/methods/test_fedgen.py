@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from polyfed import methods, testing
 from polyfed.methods import FedGen, fedgen
 from polyfed.methods.fedgen import generate, init_generator, train_generator
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.toys import CLASSES, batch, clients, federation, moved, rounds, same, samples, worker
 
 SMALL = {"LATENT_DIM": 4, "HIDDEN_DIM": 8, "GENERATOR_STEPS": 5, "GENERATOR_BATCH": 16, "WEIGHT_DECAY": 0.0}
@@ -17,9 +22,10 @@ MIXED = ["shallow", "deep", "deep"]
 
 
 @pytest.fixture(autouse=True)
-def small_generator(monkeypatch):
-    for name, value in SMALL.items():
-        monkeypatch.setattr(fedgen, name, value)
+def small_generator(request, monkeypatch):
+    if request.node.originalname != "test_conformance":
+        for name, value in SMALL.items():
+            monkeypatch.setattr(fedgen, name, value)
 
 
 def draws(seed=0):
@@ -139,3 +145,36 @@ def test_the_teacher_gets_no_gradient():
     (F.cross_entropy(scores, data.y) + 0.98**2 * kl).backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(found[name], p.grad, atol=1e-6, rtol=1e-5)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def generated(model: Any, batch: Any, context: Any) -> float:
+    """CE + a CE(h(G(z', y')), y') + b KL(softmax h(G(z, y)) || softmax f(x)) in float64; G written out."""
+    g = {name: t.double().numpy() for name, t in context["generator"].items()}
+    head = {name: p.detach().double().numpy() for name, p in model.head.named_parameters()}
+    norm = g["norm.weight"] / np.sqrt(g["norm.running_var"] + 1e-5)
+
+    def made(z: Any, y: Any) -> Any:
+        given = np.concatenate([z.double().numpy(), np.eye(3)[y.numpy()]], axis=1)
+        hidden = given @ g["hidden.weight"].T + g["hidden.bias"]
+        hidden = (hidden - g["norm.running_mean"]) * norm + g["norm.bias"]
+        features = np.maximum(hidden, 0) @ g["output.weight"].T + g["output.bias"]
+        return oracles.log_softmax(features @ head["weight"].T + head["bias"])
+
+    drawn = oracles.of_labels(made(context["z_y"], context["y"]), context["y"])
+    kl = oracles.divergence(made(context["z"][: len(batch.y)], batch.y), oracles.log_softmax(model(batch.x)))
+    return oracles.cross_entropy(model, batch, context) + 0.98 * (0.2 * drawn + 0.1 * kl)  # of round 2
+
+
+test_conformance = testing.conformance(
+    methods.FedGen(alpha=0.2, beta=0.1),
+    reference_loss=generated,
+    # Z = 32, H = 256, C = 3, D = 6
+    expected_bytes=oracles.of_weights(4 * ((32 + 3 + 5) * 256 + (256 + 1) * 6 + 3), 4 * 3),
+    reductions=[
+        Reduction({"alpha": 0.0, "beta": 0.0}, methods.FedAvg(), "received"),
+        Reduction({"alpha": 0.0, "beta": 0.0, "weighting": "uniform"}, methods.FedAvg(weighting="uniform"), "received"),
+    ],
+)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed import methods, testing
 from polyfed.core.randomness import generator
 from polyfed.methods import FedGH, fedgh
 from polyfed.methods.fedgh import header_sgd_step
-from tests.helpers import few_classes
+from tests.helpers import few_classes, oracles
 from tests.helpers.toys import clients, moved, rounds
 
 MIXED = ["shallow", "deep", "wide"]  # different extractors, one feature width
@@ -104,3 +105,19 @@ def test_noise_has_the_labels_mean_and_spread_of_the_lars_and_new_draws_every_ro
     standard_error = float(lars.std()) / draws.numel() ** 0.5
     assert abs(float(draws.mean() - lars.mean())) < 5 * standard_error
     assert float(draws.std() / lars.std(correction=0)) == pytest.approx(1, abs=0.1)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.FedGH(header_lr=0.1),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=oracles.CLASS_ROWS,
+    skip=oracles.IN_ORDER,
+)
+
+
+test_other_settings = oracles.other_settings(
+    (methods.FedGH(header_batch="round", header_epochs=20, header_lr=0.1), {}),
+    (methods.FedGH(control="noise", header_lr=0.1), {"skip": oracles.IN_ORDER}),
+)

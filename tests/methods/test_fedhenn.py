@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.core.model_factory import ModelFactory
 from polyfed.errors import RunError
@@ -20,7 +22,9 @@ from polyfed.functional.kernel_similarity import kernel_distance, rbf_alignment
 from polyfed.methods import FedHeNN, HomogeneousFedHeNN, Local
 from polyfed.methods.building_blocks import kernel_alignment
 from polyfed.models.split import SequentialSplit
+from polyfed.testing import ChangedValue, Reduction
 from polyfed.validation.hyperparameters import flat_fields
+from tests.helpers import oracles
 from tests.helpers.quick import others_slow
 from tests.helpers.toys import (
     INPUTS,
@@ -401,3 +405,50 @@ def test_only_who_acknowledges_the_inputs_holds_them():
     fed.server.round = 4
     fed.method.start_round(fed.server, [0, 1, 2])
     assert ["rad" in fed.method.broadcast(fed.server, i) for i in range(3)] == [True, False, True]
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def fedhenn_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down L s + 4 L r, up 4 P: L = 16 rows of 36 floats; r = 2 (6 + 5 + 7), the widths of all six clients."""
+    return 16 * 36 * 4 + 4 * 16 * 36, 4 * oracles.numbers(server, client_id)
+
+
+def constant(kernel: dict[str, Any], **options: Any) -> methods.FedHeNN:
+    return methods.FedHeNN(eta0=0.5, eta_schedule="constant", kernel=kernel, **options)
+
+
+test_conformance = testing.conformance(
+    methods.FedHeNN(alignment_data={"size": 16, "batch": 8}, eta0=0.5),
+    reference_loss=oracles.alignment,
+    expected_bytes=fedhenn_bytes,
+    reductions=[
+        Reduction({"eta0": 0.0}, methods.Local()),
+        Reduction(
+            constant({}, alignment_data=oracles.FIXED, uploads="kernels"),
+            constant({"pool": "seen"}, alignment_data=oracles.FIXED),
+        ),
+    ],
+    changed_values={
+        "kernel.similarity": "rbf",
+        "kernel.width": ChangedValue(2.0, {"kernel.similarity": "rbf"}),
+        "alignment_data.fixed": ChangedValue(True, {"eta_schedule": "constant"}),
+        "uploads": ChangedValue("kernels", {"alignment_data.fixed": True}),
+    },
+    no_effect={"kernel.rank": "with few features in all the factor is exact"},
+)
+
+
+test_other_settings = oracles.other_settings(
+    (
+        constant(
+            {"similarity": "rbf", "precision": "int8"},
+            uploads="kernels",
+            alignment_data={**oracles.FIXED, "transport": "indices"},
+        ),
+        {},
+    ),
+    (constant({"control": "own", "norm": "fro"}, alignment_data={"size": 16, "batch": 8}), {}),
+    (constant({"control": "permuted"}, uploads="kernels", alignment_data=oracles.FIXED), {}),
+)

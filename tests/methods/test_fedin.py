@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from polyfed import methods, testing
 from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.functional.feature_pooling import random_orthogonal
 from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedIN
 from polyfed.methods.fedin import combine, cosine
+from polyfed.testing import ChangedValue, Reduction
+from polyfed.testing.fixtures import SIZES, tiny_model
+from tests.helpers import oracles
 from tests.helpers.toys import (
     NETS,
     batch,
@@ -265,3 +270,83 @@ def test_the_misfit_and_its_gradient_by_hand(number):
         inner = name.startswith("intermediate")
         (expected,) = torch.autograd.grad(local + loss if inner else local, p, retain_graph=True)
         torch.testing.assert_close(found.grads[name], expected, atol=1e-6, rtol=0)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def fedin_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Up 4 (P + B q), down 4 (P + B q) from round 2 on: q = 4*3*3 + 6, B = 8 or all that a client has."""
+    p = oracles.numbers(server, client_id)
+    return 4 * (p + 8 * 42), 4 * (p + min(8, SIZES[client_id]) * 42)
+
+
+def fedin_normed_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Float parameters and BatchNorm's statistics, 20 pairs."""
+    p = oracles.numbers(server, client_id)
+    return 4 * p + 4 * 20 * 42, 4 * p + 4 * min(20, SIZES[client_id]) * 42
+
+
+def fedin_projected_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """As `fedin_bytes`, but q = (1 + 2*2) * 3 + 512, whatever the network."""
+    p, q = oracles.numbers(server, client_id), 5 * 3 + 512
+    return 4 * (p + 8 * q), 4 * (p + min(8, SIZES[client_id]) * q)
+
+
+OF_PAIRS = ("combine", "noise_where", "num_pairs", "feature_clip")
+
+
+OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid", "_features"))
+
+
+test_conformance = testing.conformance(
+    methods.FedIN(mu=0.35),
+    reference_loss=oracles.proximal,
+    expected_bytes=fedin_bytes,
+    skip=oracles.IN_ORDER,
+    changed_values={
+        "weighting": "samples",
+        "noise_where": ChangedValue("message", {"noise_std": 0.8}),
+        "projection": "fixed",
+        "projection_channels": ChangedValue(3, {"projection": "fixed"}),
+        "projection_grid": ChangedValue(2, {"projection": "fixed"}),
+        "projection_features": ChangedValue(4, {"projection": "fixed"}),
+    },
+    reductions=[
+        Reduction(
+            methods.FedIN(exchange_features=False, mu=0.0),
+            methods.FedAvg(),
+            "received",
+            same_architecture=True,
+            equal_sizes=True,
+        ),
+        Reduction(methods.FedIN(exchange_features=False, mu=0.0, weighting="samples"), methods.FedAvg(), "received"),
+    ],
+)
+
+
+test_fedin_without_pairs = pytest.mark.slow(
+    testing.conformance(
+        methods.FedIN(exchange_features=False, mu=0.35, weighting="samples"),
+        reference_loss=oracles.proximal,
+        counted="updates",
+        no_effect=dict.fromkeys((*OF_PAIRS, *OF_PROJECTIONS), "there are no pairs"),
+    )
+)
+
+
+test_other_settings = oracles.other_settings(
+    (methods.FedIN(noise_std=0.8, aggregation="same-shape", combine="project"), {"skip": oracles.IN_ORDER}),
+    (
+        methods.FedIN(projection="fixed", projection_channels=3, projection_grid=2, aggregation="same-shape"),
+        {"expected_bytes": fedin_projected_bytes, "skip": oracles.IN_ORDER},
+    ),
+    (
+        methods.FedIN(num_pairs=20),
+        {
+            "models": [lambda depth=depth: tiny_model(depth, 4, 6, norm=True) for depth in (1, 2, 0)],
+            "expected_bytes": fedin_normed_bytes,
+            "skip": oracles.IN_ORDER | oracles.NORMED,
+        },
+    ),
+)

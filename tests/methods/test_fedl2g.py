@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +11,15 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.core.randomness import generator
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.methods import FedL2G, fedl2g
 from polyfed.methods.fedl2g import meta_gradient
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.toys import CLASSES, INPUTS, clients, federation, moved, rounds, same, samples, softmax
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
@@ -202,3 +207,22 @@ def test_the_meta_gradient_against_finite_differences(features):
     assert not found[2].any()
     assert all(torch.equal(a, p) for a, p in zip(before, module.parameters(), strict=True))
     assert all(p.grad is None for p in module.parameters())
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def guided(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.8 mean (f(x) - g_y)^2, over samples and logits."""
+    logits, g = model(batch.x).detach().double().numpy(), context["guides"].double().numpy()
+    return oracles.cross_entropy(model, batch, context) + 0.8 * float(((logits - g[batch.y.numpy()]) ** 2).mean())
+
+
+test_conformance = testing.conformance(
+    # the representation: tests/methods/test_fedl2g.py
+    methods.FedL2G(guide_weight=0.8, warmup_rounds=0, server_lr=1.0),
+    reference_loss=guided,
+    expected_bytes=oracles.of_classes(4 * 3 * 3, 4 * (3 + 1)),  # down 4 C C; up 4 (S C + S)
+    changed_values={"warmup_rounds": 1},
+    reductions=[Reduction({"guide_weight": 0.0}, methods.Local())],
+)

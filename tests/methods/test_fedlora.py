@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from polyfed import methods, testing
 from polyfed.core.adapters import adapted_layers, adapters_of
 from polyfed.functional import lora
 from polyfed.methods import FedLoRA
+from polyfed.models.split import SequentialSplit
+from tests.helpers import oracles
 from tests.helpers.toys import Round, clients, federation, moved, rounds, worker
 
 RULES = ["stack", "svd", "slices", "pad", "select-and-fold"]
@@ -137,3 +144,40 @@ def test_a_client_that_missed_rounds_gets_all_updates() -> None:
     kept = {n: t for n, t in (fed.clients[0].weights or {}).items() if n.endswith("offset")}
     before = watch.rounds[-1].before["update"]
     assert moved({f"{name}.offset": t for name, t in before.items()}, kept) < 1e-6
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def two_linear_layers() -> SequentialSplit:
+    """Inputs 36, then 24 and 12, and a head of 3."""
+    extractor = nn.Sequential(OrderedDict(flat=nn.Flatten(), one=nn.Linear(36, 24), tanh=nn.Tanh()))
+    body = nn.Sequential(OrderedDict(two=nn.Linear(24, 12), tanh=nn.Tanh()))
+    return SequentialSplit(extractor, body, nn.Linear(12, 3), "linear")
+
+
+def fedlora_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Ranks 1, 2 and 4 in turn, 14 of six clients; 36 + 24 and 24 + 12 numbers for each; the head has 39."""
+    rank = (1, 2, 4)[client_id % 3]
+    return 4 * (14 * 96 + 39) + 8, 4 * (rank * 96 + 39) + 8
+
+
+ADAPTED: dict[str, Any] = {"models": [two_linear_layers], "reference_loss": oracles.cross_entropy}
+
+
+def plain(rule: str) -> methods.FedLoRA:
+    return methods.FedLoRA(ranks="1 2 4", alpha=4.0, aggregation=rule)  # type: ignore[arg-type]
+
+
+test_conformance = testing.conformance(
+    methods.FedLoRA(ranks="1 2 4", alpha=4.0),
+    expected_bytes=fedlora_bytes,
+    skip=oracles.NUMBERED,
+    changed_values={"ranks": "1 3 6", "layers": "one", "aggregation": "slices"},
+    **ADAPTED,
+)
+
+
+test_other_settings = oracles.other_settings(
+    *((plain(rule), {**ADAPTED, "skip": oracles.NUMBERED}) for rule in ("svd", "slices", "pad", "select-and-fold")),
+)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from polyfed import methods, testing
 from polyfed.core.client import PublicData
 from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.methods import FedMD, fedmd
 from polyfed.plugins.settings import Availability
-from polyfed.testing import ConformanceKit
+from polyfed.testing import ConformanceKit, Reduction
+from tests.helpers import oracles
 from tests.helpers.toys import CLASSES, INPUTS, clients, federation, public, rounds, same, softmax
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
@@ -137,3 +140,30 @@ def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():
         transfer + 6 * digests,
         *(6 * digests,) * 2,
     ]
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def digesting(model: Any, batch: Any, context: Any) -> float:
+    """Mean |f(x) - s(x)| on public rows, CE on one's own."""
+    if not context["digests"]:
+        return oracles.cross_entropy(model, batch, context)
+    scores, target = (t.detach().double().numpy() for t in (model(batch.x), context["targets"]))
+    return float(np.abs(scores - target[batch.rows.numpy()]).mean())
+
+
+test_conformance = testing.conformance(
+    # with transfer learning: tests/methods/test_fedmd.py
+    methods.FedMD(public_epochs=0, private_epochs=0, public_rows=16),
+    reference_loss=digesting,
+    # 16 of the 32 public rows: three scores of each, both ways, and their seed in both exchanges down
+    expected_bytes=lambda *_: (8 + 8 + 4 * 16 * 3, 4 * 16 * 3),
+    changed_values={"public_rows": 8},
+    reductions=[Reduction({"digest_epochs": 0}, methods.Local())],
+)
+
+
+test_other_settings = oracles.other_settings(
+    (methods.FedMD(public_epochs=0, private_epochs=0, public_rows=16, control="pseudo-labels"), {}),
+)

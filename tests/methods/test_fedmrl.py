@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
 import polyfed as pf
+from polyfed import methods, testing
 from polyfed.core.modules import export_state
 from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
 from polyfed.methods import FedMRL
 from polyfed.models import zoo
+from tests.helpers import oracles
 from tests.helpers.toys import CLASSES, batch, clients, federation, moved, same, samples
 
 
@@ -90,3 +93,29 @@ def test_exported_are_the_own_networks_names_as_they_are_and_predict_knows_the_r
     with torch.inference_mode():
         assert torch.equal(model.scores(x), done.models[0](model.prepare(x)))
     assert isinstance(model.prepare, Prepare)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def nested(model: Any, batch: Any, context: Any) -> float:
+    """CE(h(r)) + CE(h_s(r[:4])), r = P [phi_s, phi], in float64."""
+    z = [net.represent(batch.x).detach().double().numpy() for net in (model.auxiliary_model, model.own)]
+    weights = [layer.state_dict() for layer in (model.projection, model.own.head, model.auxiliary_model.head)]
+    (p, b), own, common = ([t.double().numpy() for t in layer.values()] for layer in weights)
+    r = np.concatenate(z, axis=1) @ p.T + b
+    outputs = [inputs @ w.T + bias for inputs, (w, bias) in ((r, own), (r[:, :4], common))]
+    return sum(oracles.of_labels(oracles.log_softmax(logits), batch.y) for logits in outputs)
+
+
+test_conformance = testing.conformance(
+    methods.FedMRL(feature_dim=4),
+    reference_loss=nested,
+    expected_bytes=oracles.auxiliary_bytes,
+    changed_values={"shared": "largest", "feature_dim": 3},
+)
+
+
+test_other_settings = oracles.other_settings(
+    (methods.FedMRL(feature_dim=3), {"models": oracles.THREE_WIDTHS, "skip": oracles.NORMED}),
+)

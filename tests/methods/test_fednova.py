@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed import methods, testing
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedNova
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.toys import Client, Two, clients, moved, rounds, shared, two_gradient
 
 
@@ -65,3 +68,19 @@ def test_a_pull_that_overshoots_is_refused():
     with pytest.raises(ConfigError, match=r"expected mu times training\.lr below 1, got 20 times 0.1"):
         rounds(FedNova(mu=20.0), clients(["deep"]))
     assert rounds(FedNova(mu=20.0), clients(["deep"]), lr=0.01)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.FedNova(),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=oracles.of_weights(up=8 + 4),  # FedAvg's, and a_k as float32
+    counted="updates",
+    reductions=[Reduction({"aggregation": "same-shape"}, methods.FedNova(), "received", same_architecture=True)],
+)
+
+
+test_other_settings = oracles.other_settings(
+    (methods.FedNova(mu=0.35, aggregation="same-shape"), {"reference_loss": oracles.proximal}),
+)

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed import methods, testing
 from polyfed.methods import FedAvg, FedOpt
+from polyfed.testing import ChangedValue, Reduction
+from tests.helpers import oracles
 from tests.helpers.toys import Two, clients, rounds, same, shared, two_gradient, two_parameter_clients
 
 SHARES = (0.25, 0.75)  # 1 and 3 rows
@@ -69,3 +72,15 @@ def test_what_nobody_sent_keeps_its_value_and_moments() -> None:
         kept = name not in second.up[0]["model"]  # the other client has it alone
         assert all(torch.equal(first.after[what][name], second.after[what][name]) == kept for what in groups)
     assert all(same(second.after[what], silent.after[what]) for what in groups)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.FedOpt(),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=oracles.averaging_bytes,
+    counted="updates",
+    changed_values={"aggregation": ChangedValue("same-shape")},
+    reductions=[Reduction({"server_optimizer": "none"}, methods.FedAvg(), "received")],
+)

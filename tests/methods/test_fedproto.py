@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed import methods, testing
 from polyfed.methods import FedProto, ProtoNorm
 from polyfed.methods.building_blocks import prototypes
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.few_classes import SOME, WITHOUT_NORM, class_means, members
 from tests.helpers.toys import CLASSES, NETS, federation, model_with, moved, rounds, worker
 
@@ -95,3 +98,14 @@ def test_both_predictors_are_scored_and_are_those_by_hand() -> None:
         expected["head"].append(float((model(x).argmax(1) == y).double().mean()))
     assert last.record["accuracy"]["received"]["mean"] == pytest.approx(np.mean(expected["prototype"]))
     assert last.record["accuracy_by_predictor"]["received"]["head"]["mean"] == pytest.approx(np.mean(expected["head"]))
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.FedProto(prototype_weight=0.7),
+    reference_loss=oracles.drawn_to,
+    expected_bytes=oracles.of_classes(4 * (3 * 6 + 3), 4 * (6 + 2)),  # down 4 (C D + C) in two parts, up 4 (S D + 2 S)
+    counted="statistics",
+    reductions=[Reduction({"prototype_weight": 0.0, "predictor": "head"}, methods.Local())],
+)

@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from polyfed import methods, testing
 from polyfed.methods import FedProx
+from polyfed.testing import ChangedValue, Reduction
+from tests.helpers import oracles
 from tests.helpers.toys import Two, rounds, shared, two_gradient, two_parameter_clients
 
 
@@ -38,3 +41,19 @@ def test_rounds_by_hand(weighting, aggregation):
         assert round.record["train_loss"] == pytest.approx(loss, abs=1e-6)
     assert signs == {-1.0, 1.0}, "the clients should pull both ways"
     assert len(drawn) > 1
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.FedProx(mu=0.35),
+    reference_loss=oracles.proximal,
+    expected_bytes=oracles.averaging_bytes,
+    counted="updates",
+    changed_values={"aggregation": ChangedValue("same-shape")},
+    reductions=[
+        Reduction({"mu": 0.0}, methods.FedAvg(), "received"),
+        Reduction({"weighting": "uniform"}, methods.FedIN(exchange_features=False, mu=0.35), "received"),
+        Reduction({"aggregation": "same-shape"}, methods.FedProx(mu=0.35), "received", same_architecture=True),
+    ],
+)

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.core.randomness import generator
 from polyfed.methods import FedRE, fedre
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.few_classes import class_means, members
 from tests.helpers.toys import CLASSES, Round, moved, rounds
 
@@ -62,3 +65,16 @@ def test_the_headers_steps(batch: int, epochs: int, monkeypatch: pytest.MonkeyPa
     for number, round in enumerate(rounds(method, members(), rounds=3), 1):
         assert moved(stepped(round, number, method), round.after["header"]) < 1e-5
         assert moved(round.before["header"], round.after["header"]) > 1e-3
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.FedRE(header_lr=0.1),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=lambda *_: (4 * (3 * 6 + 3), 4 * (6 + 3)),  # down 4 (C D + C), up 4 (D + C), whatever classes
+    reductions=[
+        Reduction({"header_lr": 0.0}, methods.FedGH(header_lr=0.0)),
+        Reduction({"header_lr": 0.0}, methods.FedGH(header_lr=0.0), "received"),
+    ],
+)

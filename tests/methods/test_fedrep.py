@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.data.samples import LabeledSamples
 from polyfed.methods.fedrep import FedRep
 from polyfed.models.split import SequentialSplit
+from tests.helpers import oracles
 from tests.helpers.toys import clients, federation, rounds, same, watch_steps, worker
 
 
@@ -131,3 +133,20 @@ def test_in_the_end_everybody_fits_the_head_to_the_newest_extractor() -> None:
             assert not torch.equal(weights["head.weight"], last.weights[i]["head.weight"])
     plain = rounds(FedRep(head_epochs=1), clients(["bn"] * 4, 10), rounds=2, client_fraction=0.5)
     assert same(extractor(plain[-1]), extractor(last))
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.FedRep(head_epochs=2),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=oracles.of_weights(-4 * 21, -4 * 21),
+)
+
+
+test_other_settings = oracles.other_settings(
+    (
+        methods.FedRep(head_epochs=1, aggregation="same-shape", weighting="samples", final_head_epochs=1),
+        {"skip": {"batchnorm": "the final heads are trained in training mode, which moves clients' own statistics"}},
+    ),
+)

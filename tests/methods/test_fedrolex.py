@@ -6,8 +6,12 @@ import math
 
 import numpy as np
 
+from polyfed import methods, testing
 from polyfed.methods import FedRolex
 from polyfed.methods.heterofl import RATES
+from polyfed.testing import Reduction
+from polyfed.testing.fixtures import tiny_model
+from tests.helpers import oracles
 from tests.helpers.slices import rounds
 from tests.helpers.toys import clients
 
@@ -42,3 +46,35 @@ def test_windows_roll_forwards_and_what_comes_back_is_averaged_where_it_was():
         for name, whole in before.items():
             expected = np.where(count[name] > 0, total[name] / np.maximum(count[name], 1), whole.double().numpy())
             np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.FedRolex(rates="fix_a1-b1"),
+    models=oracles.WIDE,
+    reference_loss=oracles.masked,
+    expected_bytes=oracles.sliced_bytes,
+    skip=oracles.NUMBERED,
+    changed_values={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
+    reductions=[
+        Reduction({"step": 0}, methods.HeteroFL(rates="fix_a1-b1"), "received", same_architecture=True),
+        Reduction(
+            methods.FedRolex(**oracles.PLAIN, step=0),
+            methods.FedAvg(weighting="uniform"),
+            "received",
+            same_architecture=True,
+        ),
+    ],
+)
+
+
+test_other_settings = oracles.other_settings(
+    (
+        methods.FedRolex(rates="dynamic_a1-b1-c1"),
+        {
+            "models": [lambda: tiny_model(1, 8, 12, norm=True)],
+            "skip": {**oracles.NORMED, **oracles.NUMBERED, "nan_is_rejected": "who sends statistics is refused twice"},
+        },
+    ),
+)

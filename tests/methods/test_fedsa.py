@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from polyfed import methods, testing
 from polyfed.methods import FedSA
 from polyfed.methods.fedsa import draw_anchors, margin_contrastive_loss
-from tests.helpers import few_classes
+from polyfed.testing import Reduction
+from tests.helpers import few_classes, oracles
 from tests.helpers.few_classes import SOME, mean_rows
 from tests.helpers.toys import CLASSES, NETS, federation, model_with, rounds, worker
 
@@ -108,3 +111,25 @@ def test_gradients_are_finite_at_an_anchor_and_under_vmap() -> None:
     found = torch.func.vmap(torch.func.grad(loss))(at)
     assert torch.isfinite(found).all()
     torch.testing.assert_close(found[1], torch.func.grad(loss)(at[1]))
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def anchored(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.7 mean_d (z - A[y])^2 + 0.4 CE(-(||z - A[c]|| + delta [c = y])) + 0.3 mean_c CE(h(A[c]), c), float64."""
+    z, a = (t.detach().double().numpy() for t in (model.represent(batch.x), context["anchors"]))
+    y, delta = batch.y.numpy(), float(context["margin"])
+    pulled = ((z - a[y]) ** 2).mean()
+    away = np.sqrt(((z[:, None] - a) ** 2).sum(axis=2)) + delta * np.eye(3)[y]
+    contrasted = oracles.of_labels(oracles.log_softmax(-away), batch.y)
+    calibrated = oracles.of_labels(oracles.log_softmax(model.head(context["anchors"])), torch.arange(3))
+    return oracles.cross_entropy(model, batch, context) + 0.7 * pulled + 0.4 * contrasted + 0.3 * calibrated
+
+
+test_conformance = testing.conformance(
+    methods.FedSA(anchor_weight=0.7, contrast=0.4, calibration=0.3, momentum=0.8),
+    reference_loss=anchored,
+    expected_bytes=oracles.of_classes(72, 4 * (6 + 1)),  # down 4 C D
+    reductions=[Reduction({"anchor_weight": 0.0, "contrast": 0.0, "calibration": 0.0}, methods.Local())],
+)

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed import methods, testing
 from polyfed.methods.fedselect import FedSelect
 from polyfed.plugins.settings import Availability
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.toys import NETS, Flat, clients, federation, flat_clients, rounds, same, watch_steps
 
 
@@ -117,3 +120,35 @@ def test_a_lost_mask_is_sent_again() -> None:
                 assert same(mine, before.up[i]["mask"]), "it says the same mask again, and does not grow meanwhile"
     assert again > 2
     assert not any(round.record["refused"] for round in watch.rounds)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def fedselect_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down still all; up without a quarter of every matrix, and a bit for each of its entries."""
+    weights = server.initial_state(server.clients[client_id].architecture).values()
+    matrices = [t.numel() for t in weights if t.dim() > 1]
+    p = oracles.numbers(server, client_id)
+    return 4 * p, 4 * (p - sum(round(n / 4) for n in matrices)) + sum(-(-n // 8) for n in matrices)
+
+
+test_conformance = testing.conformance(
+    methods.FedSelect(grow_interval=1),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=fedselect_bytes,
+    changed_values={"max_personal_fraction": 0.1},
+    reductions=[
+        Reduction({"personal_rate": 0.0}, methods.FedAvg(weighting="uniform"), "received"),
+        Reduction({"personal_rate": 0.0, "weighting": "samples"}, methods.FedAvg(), "received"),
+        Reduction({"max_personal_fraction": 0.0}, methods.FedAvg(weighting="uniform"), "received"),
+    ],
+)
+
+
+test_other_settings = oracles.other_settings(
+    (
+        methods.FedSelect(aggregation="same-shape", grow_interval=1, personal_rate=1.0, max_personal_fraction=1.0),
+        {},
+    ),
+)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from polyfed import methods, testing
 from polyfed.functional.masks import unpack_bits
 from polyfed.methods import FIARSE
+from polyfed.testing import Reduction
+from polyfed.testing.fixtures import tiny_model
+from tests.helpers import oracles
 from tests.helpers.slices import order_of
 from tests.helpers.toys import clients, federation, model_with, rounds
 from tests.helpers.toys import net as toy
@@ -113,3 +119,47 @@ def test_scored_is_the_sub_model():
         with torch.no_grad():
             accuracy = float((model(data.x).argmax(1) == data.y).float().mean())
         assert run.result["accuracy_per_client"][client] == pytest.approx(accuracy)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def fiarse_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """P of the whole network, or a quarter of it and a bit for each entry of its eight tensors."""
+    sizes = [t.numel() for t in server.initial_state("net0").values()]
+    if client_id % 2 == 0:
+        return 4 * sum(sizes), 4 * sum(sizes)
+    up = 4 * (sum(sizes) // 4)
+    return up + sum(-(-size // 8) for size in sizes), up
+
+
+def pruned(model: Any, batch: Any, context: Any) -> float:
+    """CE of a network whose weights below the threshold are 0, made by hand."""
+    if "thresholds" not in context:
+        return oracles.cross_entropy(model, batch, context)
+    inner = tiny_model(1, 8, 12)
+    for (name, small), (_, large) in zip(inner.named_parameters(), model.named_parameters(), strict=True):
+        small.data = large.detach().clone()
+        small.data[small.data.abs() < context["thresholds"][name]] = 0.0
+    return oracles.cross_entropy(inner, batch, context)
+
+
+test_conformance = testing.conformance(
+    methods.FIARSE(shares="1 0.25"),
+    models=oracles.WIDE,
+    reference_loss=pruned,
+    expected_bytes=fiarse_bytes,
+    skip=oracles.NUMBERED,
+    changed_values={"shares": "1 0.5"},
+    reductions=[
+        Reduction({"shares": "1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
+    ],
+)
+
+
+test_other_settings = oracles.other_settings(
+    (
+        methods.FIARSE(shares="1 0.5 0.1", threshold="layer"),
+        {"models": oracles.WIDE, "reference_loss": pruned, "skip": oracles.NUMBERED},
+    ),
+)

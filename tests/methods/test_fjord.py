@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from polyfed import methods, testing
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.methods import FjORD
 from polyfed.methods.fjord import forward_at_width, num_widths
+from polyfed.testing import Reduction
+from polyfed.testing.fixtures import tiny_model
+from tests.helpers import oracles
 from tests.helpers.slices import prefix
 from tests.helpers.toys import batch, clients, federation, net, samples
 
@@ -75,3 +80,36 @@ def test_widths_are_drawn_for_every_batch_alike_likely_up_to_the_clients_own():
         assert not counts[number + 1 :].any()
         expected = 400 / (number + 1)
         assert np.abs(counts[: number + 1] - expected).max() < 4 * math.sqrt(expected)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def fjord_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """P of a third, two thirds and all of 8 and 12 channels."""
+    p = oracles.of_width(*((3, 4), (6, 8), (8, 12))[client_id // 2])
+    return 4 * p, 4 * p
+
+
+def ordered_dropout(model: Any, batch: Any, context: Any) -> float:
+    """CE of the widest and, where a narrower width was drawn, KL(widest || narrower); the narrower one made by hand."""
+    task = oracles.cross_entropy(model, batch, context)
+    widest = {3: 0, 6: 1, 8: 2}[len(model.extractor.conv.bias)]
+    if context["width"] == widest:
+        return task
+    w, f = ((3, 4), (6, 8))[context["width"]]
+    inner = tiny_model(1, w, f)
+    for (_, small), (_, large) in zip(inner.named_parameters(), model.named_parameters(), strict=True):
+        small.data = large.detach()[tuple(slice(0, n) for n in small.shape)]
+    return task + oracles.divergence(oracles.log_softmax(model(batch.x)), oracles.log_softmax(inner(batch.x)))
+
+
+test_conformance = testing.conformance(
+    methods.FjORD(num_widths=3),
+    models=oracles.WIDE,
+    reference_loss=ordered_dropout,
+    expected_bytes=fjord_bytes,
+    skip=oracles.NUMBERED,
+    changed_values={"num_widths": 2},
+    reductions=[Reduction({"num_widths": 1}, methods.FedAvg(), "received", same_architecture=True)],
+)

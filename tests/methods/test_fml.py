@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyfed import methods, testing
 from polyfed.methods import FML
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.toys import Two, rounds, two_parameter_clients
 
 
@@ -56,3 +59,31 @@ def test_two_clients_by_hand(weighting: Any, shares: tuple[float, float]) -> Non
         common = shares[0] * ends[0] + shares[1] * ends[1]
         torch.testing.assert_close(round.after["auxiliary_model"]["v"], common, atol=1e-5, rtol=0)
     assert signs == {-1.0, 1.0}, "the two clients should pull both ways"
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def mutual(model: Any, batch: Any, context: Any) -> float:
+    """0.3 CE(w) + 0.7 KL(m || w) + 0.6 CE(m) + 0.4 KL(w || m) in float64."""
+    own, other = oracles.log_softmax(model.own(batch.x)), oracles.log_softmax(model.auxiliary_model(batch.x))
+    task = 0.3 * oracles.of_labels(own, batch.y) + 0.6 * oracles.of_labels(other, batch.y)
+    return task + 0.7 * oracles.divergence(other, own) + 0.4 * oracles.divergence(own, other)
+
+
+test_conformance = testing.conformance(
+    methods.FML(alpha=0.3, beta=0.6),
+    reference_loss=mutual,
+    expected_bytes=oracles.auxiliary_bytes,
+    counted="updates",
+    changed_values={"shared": "largest"},
+    reductions=[
+        Reduction({"alpha": 1.0}, methods.Local(), part="own."),
+        Reduction({"beta": 1.0}, methods.FedAvg(), "received", same_architecture=True, part="auxiliary_model."),
+    ],
+)
+
+
+test_other_settings = oracles.other_settings(
+    (methods.FML(weighting="uniform"), {"models": oracles.THREE_WIDTHS, "skip": oracles.NORMED}),
+)

@@ -8,12 +8,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from polyfed import methods, testing
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.errors import ConfigError
 from polyfed.methods import HeteroFL
 from polyfed.methods.building_blocks.static_batchnorm import estimate_stats
 from polyfed.methods.heterofl import client_level
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.slices import order_of, prefix, rounds, small
 from tests.helpers.toys import CLASSES, NETS, clients, federation, moved, same, samples
 
@@ -138,3 +141,23 @@ def test_the_statistics_are_those_without_scaler_and_dropout():
     assert all(m.training for m in model.modules())
     assert same(first, estimate_stats(model, x, lambda rows: rows, 8)[0])
     assert estimate_stats(model, x[:1], lambda rows: rows, 8)[1] == 0
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.HeteroFL(rates="fix_a1-b1"),
+    models=oracles.WIDE,
+    reference_loss=oracles.masked,
+    expected_bytes=oracles.sliced_bytes,
+    skip=oracles.NUMBERED,
+    changed_values={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
+    reductions=[
+        Reduction(
+            methods.HeteroFL(**oracles.PLAIN), methods.FedAvg(weighting="uniform"), "received", same_architecture=True
+        ),
+        Reduction(
+            methods.HeteroFL(**oracles.PLAIN, weighting="samples"), methods.FedAvg(), "received", same_architecture=True
+        ),
+    ],
+)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.methods import InclusiveFL
+from polyfed.testing import Reduction
 from polyfed.testing.fixtures import draw, tiny_model
+from tests.helpers import oracles
 from tests.helpers.quick import others_slow
 from tests.helpers.toys import numpy_mean, rounds
 
@@ -95,3 +98,16 @@ def test_rounds_by_hand(beta, local_last):
                 np.testing.assert_allclose(value.numpy(), reference.w[ALL[i]][name], atol=5e-6, err_msg=name)
         answered = {i: m["model"] for i, m in round.up.items() if not lose(number, i)}
         reference.round(answered, ALL, SIZES)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.InclusiveFL(),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=oracles.averaging_bytes,
+    reductions=[
+        Reduction({"beta": 0.0, "local_last_block": False}, methods.FedAvg(), "received"),
+        Reduction({"beta": 0.5}, methods.FedAvg(), "received", same_architecture=True),
+    ],
+)

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.functional import cross_layer
 from polyfed.methods import InCoAvg
+from polyfed.testing import Reduction
 from polyfed.testing.fixtures import draw, tiny_model
+from tests.helpers import oracles
 from tests.helpers.toys import moved, numpy_mean, rounds, shared
 
 NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(4)} | {
@@ -75,3 +78,17 @@ def test_same_shape_corrects_within_each_architecture():
         deep, first = CONV.format(1), CONV.format(0)
         step = corrected(g[deep], g[first])
         np.testing.assert_allclose(after[deep].numpy(), before[deep].double().numpy() + step, atol=2e-6)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.InCoAvg(),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=oracles.averaging_bytes,
+    reductions=[
+        # one block: nothing to correct
+        Reduction({}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
+        Reduction({"weighting": "samples"}, methods.FedAvg(), "received", same_architecture=True),
+    ],
+)

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from polyfed import methods, testing
 from polyfed.methods import LGFedAvg
 from polyfed.models import adapt
+from tests.helpers import oracles
 from tests.helpers.toys import CLASSES, INPUTS, NETS, clients, numpy_mean, rounds
 
 MIXED = ["shallow", "deep", "wide", "bn"]  # different extractors, one head
@@ -52,3 +54,13 @@ def test_heads_of_other_names_are_one_head():
     heads = [{"bias": round.trained[i][name]} for i, name in enumerate(mine)]
     assert round.after["shared"]["head.bias"].numpy() == pytest.approx(numpy_mean(heads, [12, 5, 9], "bias"), abs=1e-6)
     assert all(set(message["shared"]) == {"head.weight", "head.bias"} for message in round.down.values())
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.LGFedAvg(),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=lambda *_: (4 * 21, 4 * 21),  # the head, 6 x 3 weights and 3 biases
+    counted="updates",
+)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from polyfed import methods, testing
 from polyfed.methods import MOON
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.toys import NETS, batch, clients, federation, model_with, rounds, same, worker
 
 
@@ -71,3 +77,31 @@ def test_no_gradient_reaches_them_and_batchnorm_counts_its_own_steps_alone():
     torch.testing.assert_close(z, model_with(NETS["bn"], before["previous"]).represent(one.x))
     method.gradients(at.model, one, context)
     assert all(same(bits[name], of(net)) for name, net in context.items())
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def contrastive(model: Any, batch: Any, context: Any) -> float:
+    """CE - 1.5 log[e(near) / (e(near) + e(far))], cosines in float64, T = 0.4."""
+
+    def e(reference: Any) -> Any:
+        a, b = (net.represent(batch.x).detach().double().numpy() for net in (model, reference))
+        return np.exp((a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1)) / 0.4)
+
+    near, far = e(context["received"]), e(context["previous"])
+    return oracles.cross_entropy(model, batch, context) - 1.5 * float(np.log(near / (near + far)).mean())
+
+
+test_conformance = testing.conformance(
+    methods.MOON(mu=1.5, temperature=0.4),
+    reference_loss=contrastive,
+    expected_bytes=oracles.averaging_bytes,
+    counted="updates",
+    reductions=[
+        Reduction({"mu": 0.0}, methods.FedAvg(), "received"),
+        Reduction(
+            {"aggregation": "same-shape"}, methods.MOON(mu=1.5, temperature=0.4), "received", same_architecture=True
+        ),
+    ],
+)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polyfed as pf
+from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.core.message import clone, nbytes
 from polyfed.core.settings import Privacy
@@ -19,7 +20,8 @@ from polyfed.engine.run import Run
 from polyfed.methods import ClosedForm, Local, OwnPlusCommon
 from polyfed.methods.own_plus_common import _best_weight
 from polyfed.plugins.privacy import UploadPrivacy
-from tests.helpers import regression
+from polyfed.testing import Reduction
+from tests.helpers import oracles, regression
 from tests.helpers.toys import CLASSES, federation, rounds, same, samples, worker
 
 SMALL = OwnPlusCommon(features=20, shrinkage=0.3)
@@ -132,3 +134,19 @@ def test_numbers_are_weighted_means_of_both_predictions() -> None:
     expected = (own.double() + ClosedForm().predict(None, x, client.state)) / 2
     found = fed.method.predict(done.models[0].network, x, client.state)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.OwnPlusCommon(features=12),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=lambda server, client_id: (1, 8),  # in the last round both know what the other has
+    counted="statistics",
+    no_effect={"keep_sums": "only the server keeps more"},
+    skip={
+        "missing_upload_is_not_zero": oracles.FEWER_VARY,
+        "nan_is_rejected": "its last exchange trains nobody, and there what is not finite counts as zeros",
+    },
+    reductions=[Reduction({"weight": 0.0}, methods.Local())],
+)

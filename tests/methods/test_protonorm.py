@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed import methods, testing
 from polyfed.methods import ProtoNorm
 from polyfed.methods.protonorm import spread
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.few_classes import members
 from tests.helpers.toys import CLASSES, rounds
 
@@ -50,3 +53,16 @@ def test_the_means_are_averaged_spread_and_lengthened() -> None:
         parts = [message, *([message["others"]] if "others" in message else [])]
         sent = {int(c): row for part in parts for c, row in zip(part["labels"], part["prototypes"], strict=True)}
         np.testing.assert_allclose(torch.stack([sent[c] for c in range(CLASSES)]).numpy(), expected, atol=1e-5)
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+test_conformance = testing.conformance(
+    methods.ProtoNorm(prototype_weight=0.7, spread_steps=50, scale=1.0),
+    reference_loss=oracles.drawn_to,
+    expected_bytes=oracles.of_classes(84, 4 * (6 + 1)),
+    reductions=[
+        Reduction({"prototype_weight": 0.0, "predictor": "head"}, methods.Local()),
+        Reduction({"spread_steps": 0}, methods.FedProto(prototype_weight=0.7, weighting="uniform")),
+    ],
+)

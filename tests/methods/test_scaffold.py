@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed import methods, testing
 from polyfed.engine.plugin import Plugin
 from polyfed.methods import SCAFFOLD
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.toys import (
     NETS,
     Two,
@@ -129,3 +132,19 @@ def test_c_stays_the_mean_when_uploads_are_lost(aggregation):
             else:
                 counted[i] = new
     assert lost > 3
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+MOVES_BY_N = "c moves by 1/N of every answer (eq. 5), so one answer of six moves it by a sixth"
+
+
+test_conformance = testing.conformance(
+    methods.SCAFFOLD(),
+    reference_loss=oracles.cross_entropy,
+    expected_bytes=oracles.of_weights(
+        8, 8, times=2
+    ),  # weights, variates and an int64; the kit's networks have no buffers
+    skip={"missing_upload_is_not_zero": MOVES_BY_N},
+    reductions=[Reduction({"aggregation": "same-shape"}, methods.SCAFFOLD(), "received", same_architecture=True)],
+)

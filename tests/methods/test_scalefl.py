@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from polyfed import methods, testing
 from polyfed.config.recipe import Recipe
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.errors import ConfigError
 from polyfed.methods import HeteroFL, ScaleFL
 from polyfed.methods.scalefl import multi_exit_loss
+from polyfed.testing import Reduction
+from tests.helpers import oracles
 from tests.helpers.slices import exit_logits, mean_of_entries, order_of, prefix, rounds
 from tests.helpers.toys import CLASSES, clients, federation, moved, same
 
@@ -103,3 +107,35 @@ def test_clients_get_the_levels_in_equal_shares_once_as_the_seed_says():
     fed, _ = federation(ScaleFL(), clients(["deep"] * 2, 4))
     fed.method.init_server(fed.server)
     assert {fed.method.variant(fed.server, i) for i in range(2)} == {"5", "3"}  # the largest is never left out
+
+
+# the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def scalefl_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """P of the stem, the block and its exit at half the width, or of all, 8 and 12 channels."""
+    whole = int(server.state["levels"][client_id]) == 2
+    w, f = (8, 12) if whole else (4, 6)
+    p = (9 * w + w) + (9 * w * w + w) + (w * 3 + 3) + whole * ((9 * w * f + f) + (f * 3 + 3))
+    return 4 * p, 4 * p
+
+
+def exits(model: Any, batch: Any, context: Any) -> float:
+    """(L_1 + 2 L_2) / 3 with L_1 = CE + 0.3 3^2 KL(softmax(o_2 / 3) || softmax(o_1 / 3)), or CE of the only exit."""
+    outputs = model(batch.x)
+    *early, own = [oracles.cross_entropy(lambda x, out=out: out, batch, context) for out in outputs]
+    if not early:
+        return own
+    q, p = (oracles.log_softmax(out.double() / 3) for out in outputs)
+    return (early[0] + 0.3 * 9 * oracles.divergence(p, q) + 2 * own) / 3
+
+
+test_conformance = testing.conformance(
+    methods.ScaleFL(levels="0.5@0.5 1@1", gamma=0.3),
+    models=oracles.WIDE,
+    reference_loss=exits,
+    expected_bytes=scalefl_bytes,
+    skip=oracles.NUMBERED,
+    changed_values={"levels": "0.5@0.3 1@1"},
+    reductions=[Reduction({"levels": "1@1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True)],
+)

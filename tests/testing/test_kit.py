@@ -31,8 +31,8 @@ from polyfed.functional.losses import cross_entropy, task_loss
 from polyfed.methods import FML, FedAvg, FedGH, FedProto, FedProx, Local
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.testing import Reduction
-from tests.testing.test_conformance import averaging_bytes, proximal
-from tests.testing.test_conformance import cross_entropy as reference_cross_entropy
+from tests.helpers.oracles import averaging_bytes, proximal
+from tests.helpers.oracles import cross_entropy as reference_cross_entropy
 
 # one error each, of a kind that was found in published code ----------------------------------------------------------
 

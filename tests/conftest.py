@@ -67,9 +67,10 @@ ASKED_ALL = ("test_fedavg", "test_fedgh", "test_scaffold")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if isinstance(item, pytest.Function) and item.originalname == "test_conformance":
-            if item.callspec.params["property_"] in LONG and item.path.stem not in ASKED_ALL:
-                item.add_marker(pytest.mark.slow)
+        if not isinstance(item, pytest.Function) or item.originalname != "test_conformance":
+            continue
+        if item.callspec.params["property_"] in LONG and item.path.stem not in ASKED_ALL:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_configure() -> None:

@@ -354,6 +354,12 @@ def test_what_depends_on_earlier_batches_beside_the_state_dict_is_refused(kind: 
         federation_state(DEPENDS[kind]())
 
 
+@pytest.mark.parametrize("give", [half_later, lambda steps, x: x * (2.0 if steps > 1e5 else 1.0)])
+def test_what_depends_on_a_counter_is_refused_however_late(give: Callable[[Any, Tensor], Tensor]) -> None:
+    with pytest.raises(ConfigError, match=r"client 0 \('Sequential'\): .*register_buffer"):
+        federation_state(Kept(0, lambda steps, x: steps + 1, give))
+
+
 @pytest.mark.parametrize(
     "layer",
     [
@@ -421,6 +427,14 @@ def test_networks_that_differ_in_an_attribute_are_two_architectures(one: Any, ot
     assert [client.architecture for client in federation.clients] == ["Scaled", "Scaled", "Scaled-2"]
     for number, network in enumerate(networks):
         assert torch.equal(run.models[number](X_STATE), network(X_STATE))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_parameters_of_one_memory_that_are_not_one_are_refused(turned: bool) -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = nn.Parameter(first.weight.t() if turned else first.weight)
+    with pytest.raises(ConfigError, match=r"'0\.0\.weight' and '0\.1\.weight'.*tie them as one"):
+        federation_state(nn.Sequential(first, second))
 
 
 def test_parts_with_a_tensor_in_common_are_refused_where_a_method_needs_parts() -> None:

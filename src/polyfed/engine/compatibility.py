@@ -219,9 +219,10 @@ class _Checks:
     # networks ---------------------------------------------------------------------------------------------------------
 
     def _check_own(self, architecture: str) -> None:
-        """Whether the state of a client's own network is all in its tensors, and each part has its own."""
+        """Whether the tensors and the state of a client's own network can be copied and trained elsewhere."""
         client = self.first[architecture]
         template = self.templates[architecture]
+        network_checks.check_memory(client, template if client.given is None else client.given)
         build = functools.partial(self.model_factory.build_raw, architecture)
         network_checks.check_state(client, template, build)
         if self.needs.split_model and isinstance(template, SplitModel):

@@ -7,8 +7,8 @@ from itertools import groupby
 
 from results_pages import Table, measurements
 
+from polyfed.records.paper_tables import SOURCE, PaperNumber, entries, read_footnotes
 from polyfed.report.text_tables import Column, markdown_table
-from polyfed.results.paper_tables import SOURCE, PaperNumber, entries, read_footnotes
 
 PLACE = "results/published.md"
 SOURCES = (SOURCE / "published.csv", SOURCE / "published-footnotes.csv")  # that the page is made of

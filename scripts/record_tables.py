@@ -7,9 +7,9 @@ import typing
 from collections.abc import Iterator
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from polyfed.results.fields import FieldType, Record
-from polyfed.results.schema import RoundRecord, RunResult, Summary
-from polyfed.results.stored_files import ModelEntry, Normalization
+from polyfed.records.fields import FieldType, Record
+from polyfed.records.schema import RoundRecord, RunResult, Summary
+from polyfed.records.stored_files import ModelEntry, Normalization
 
 TABLES: dict[str, type[Record]] = {"summary": Summary, "round": RoundRecord, "result": RunResult, "model": ModelEntry}
 EXPLAINED_ELSEWHERE = {"Summary", "FigureSummary"}  # in the section on figures

@@ -20,8 +20,8 @@ from polyfed.errors import ConfigError
 from polyfed.escaping import csv_text, markdown_text, visible, without_passwords
 from polyfed.loggers.console import Console
 from polyfed.places import without_places
+from polyfed.records.read import seal, unseal
 from polyfed.report.results_page import write_results
-from polyfed.results.read import seal, unseal
 from tests.helpers.small_recipe import small_recipe
 
 ESC = "\x1b[31m\x1b]0;owned\x07"

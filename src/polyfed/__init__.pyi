@@ -34,6 +34,7 @@ from polyfed.plugins.settings import Availability as Availability
 from polyfed.plugins.settings import Compression as Compression
 from polyfed.plugins.settings import Devices as Devices
 from polyfed.plugins.settings import RobustAggregation as RobustAggregation
+from polyfed.report.frames import results as results
 from polyfed.validation.hyperparameters import hyperparameters as hyperparameters
 
 __version__: str

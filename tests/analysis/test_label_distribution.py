@@ -8,8 +8,8 @@ import pytest
 from polyfed.analysis.label_distribution import label_table
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import load_run_data
+from polyfed.records.schema import ClientRow
 from polyfed.report.run_records import RunRecord
-from polyfed.results.schema import ClientRow
 
 
 def test_counts_of_each_client(runs: list[RunRecord]) -> None:

@@ -21,8 +21,8 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import load_run_data
 from polyfed.experiments.prediction import load
 from polyfed.models.zoo import build
+from polyfed.records.stored_files import StoredRecipe
 from polyfed.report.run_records import RunRecord
-from polyfed.results.stored_files import StoredRecipe
 
 
 def test_the_layers_of_a_split_model() -> None:

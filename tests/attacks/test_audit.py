@@ -24,9 +24,9 @@ from polyfed.engine.executors.serial import Serial
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
 from polyfed.functional.membership_scores import auc, loss_scores
+from polyfed.records.schema import RoundRecord
+from polyfed.records.stored_files import StoredRecipe
 from polyfed.report.run_records import RunRecord
-from polyfed.results.schema import RoundRecord
-from polyfed.results.stored_files import StoredRecipe
 from tests.attacks.conftest import Done
 from tests.helpers.regression import write_table
 

@@ -15,7 +15,7 @@ from polyfed.deploy.protocol import ClientHello, parse, read_message, read_score
 from polyfed.engine.scoring import Score, score_to_json
 from polyfed.engine.wire import encode
 from polyfed.errors import RunError
-from polyfed.results.main_score import RMSE
+from polyfed.records.main_score import RMSE
 
 
 @pytest.mark.parametrize(

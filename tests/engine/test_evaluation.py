@@ -33,9 +33,9 @@ from polyfed.experiments.build import build_federation
 from polyfed.functional.metrics import class_counts, class_pairs
 from polyfed.functional.metrics import f1 as class_f1
 from polyfed.methods import FedAvg, FedProto, Local
+from polyfed.records.main_score import ACCURACY
 from polyfed.registry import METHODS
 from polyfed.report.run_records import load_runs
-from polyfed.results.main_score import ACCURACY
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import (
     LABELS,

@@ -19,7 +19,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, RunError
 from polyfed.methods import FedGH
 from polyfed.plugins.settings import Devices
-from polyfed.results.read import parse_json, parse_toml, seal, unseal
+from polyfed.records.read import parse_json, parse_toml, seal, unseal
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
 from tests.helpers.quick import others_slow

@@ -20,8 +20,8 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load
+from polyfed.records.read import unseal
 from polyfed.report.run_records import load_runs
-from polyfed.results.read import unseal
 from polyfed.testing.fixtures import TIMES
 from tests.helpers.interrupt import Interrupt
 from tests.helpers.refusals import refusal

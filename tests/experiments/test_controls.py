@@ -215,9 +215,9 @@ def test_rows_of_pooled_data_are_of_the_best_round_where_a_run_stops_early(tmp_p
     assert done.result["accuracy"] == final["accuracy"]["personal"]["mean"] == best["accuracy"]["personal"]["mean"]
     shares = [one["accuracy_by_predictor"]["personal"]["shares"] for one in (best, final)]
     assert shares[0] == shares[1] == done.result["accuracy_by_predictor"]["personal"]["shares"]
-    rows = {row.label_or_method: row.result for row in rows_of_pooled(load_runs([tmp_path]))}
-    assert rows["pooled-shares"].accuracy == shares[0]["mean"]
-    assert rows["pooled"].accuracy == best["accuracy"]["personal"]["mean"]
+    rows = {row.label_or_method: row.figure("accuracy") for row in rows_of_pooled(load_runs([tmp_path]))}
+    assert rows["pooled-shares"] == shares[0]["mean"]
+    assert rows["pooled"] == best["accuracy"]["personal"]["mean"]
 
 
 def numbers() -> list[ClientData]:

@@ -15,11 +15,11 @@ import polyfed
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.experiments.sweep import parse, sweep
-from polyfed.report.round_figures import RoundFigures
+from polyfed.records.schema import RoundRecord, RunResult
+from polyfed.report.run_lines import to_frame
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sweep_figures import draw
 from polyfed.report.sweeps import SweepCell, build_table, to_csv, to_html, to_json, to_latex, to_markdown, to_text
-from polyfed.results.schema import RunResult
 from tests.helpers.refusals import refusal
 from tests.helpers.small_recipe import small_recipe
 
@@ -151,17 +151,14 @@ def test_all_combinations_are_run_with_local_beside_each_setting_that_is_not_the
 
 def record(path: str, validation: float | None, accuracy: float, seed: int = 0, method: str = "fedgh") -> RunRecord:
     """A finished run as a folder would tell it."""
-    result = {
+    found = {
         "method": method, "dataset": "digits", "clients": 2, "rounds": 2, "seed": seed, "accuracy": accuracy,
         "evaluation": {"stage": "personal", "test": "client", "weighting": "clients"}, "bytes_up": 10, "bytes_down": 20,
         "accuracy_best_by_validation": accuracy, "validation": validation, "seconds": 1.0,
     }  # fmt: skip
-    rounds = [
-        RoundFigures(round=1, evaluated=True, validation=0.99),
-        RoundFigures(round=2, evaluated=True, validation=validation),
-        RoundFigures(round=3),
-    ]
-    return RunRecord(Path(path), RunResult(**result), rounds)
+    result = RunResult(**found)
+    better = RoundRecord(round=1, evaluated=True, validation=0.99)  # which is not the reported round
+    return RunRecord(Path(path), result, to_frame([better], result))
 
 
 def cells(

@@ -13,7 +13,7 @@ from polyfed.functional import class_statistics
 from polyfed.functional.class_statistics import add, are_possible, sum_rows
 from polyfed.functional.closed_forms import discriminant, log_posterior, naive_bayes, ridge
 from polyfed.functional.noisy_sums import add_noise, are_within, nearest_possible
-from polyfed.results.neighbors import neighbors
+from polyfed.records.neighbors import neighbors
 
 CLASSES = 4
 

@@ -34,9 +34,9 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load, predict
 from polyfed.experiments.run import run
+from polyfed.records.read import seal
 from polyfed.report.results_page import write_results
 from polyfed.report.run_records import load_runs
-from polyfed.results.read import seal
 from tests.fuzzing.guard import harmless_folder
 from tests.fuzzing.strategies import PICKLES, altered, altered_head, archive, array_files, damaged
 

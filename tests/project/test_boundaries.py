@@ -25,24 +25,24 @@ MAY_IMPORT = {
     "markup": {"escaping", "palette"},
     "palette": set(),
     "places": {"errors", "escaping"},
-    "results": {"errors", "escaping", "places"},
+    "records": {"errors", "escaping", "places"},
     "registry": {"errors"},
     "model_groups": set(),
     "signals": set(),
     "functional": set(),
     "validation": {"errors"},
     "models": {"functional", "errors", "registry"},
-    "data": {"functional", "errors", "escaping", "places", "results", "registry", "validation"},
+    "data": {"functional", "errors", "escaping", "places", "records", "registry", "validation"},
     "config": {
         *("core", "data", "engine.method_wrappers", "engine.plugin", "engine.uploads", "plugins.settings"),
-        *("errors", "model_groups", "own_methods", "places", "registry", "results", "validation"),
+        *("errors", "model_groups", "own_methods", "places", "registry", "records", "validation"),
     },
     "core": {"models.split", "data.samples", "functional", "errors", "escaping", "validation"},
     "building_blocks": {"core", "models.split", "data.samples", "functional", "errors", "validation"},
     "methods": {"building_blocks", "core", "functional", "errors", "validation"},
     "engine": {
         *("core", "data", "models", "functional", "validation", "errors", "escaping", "markup", "places"),
-        *("results", "registry", "signals", "loggers.base", "units", "version"),
+        *("records", "registry", "signals", "loggers.base", "units", "version"),
     },
 }
 MAY_IMPORT["plugins"] = {*MAY_IMPORT["engine"], "engine"}

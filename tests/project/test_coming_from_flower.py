@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import polyfed as pf
-from polyfed.report.run_records import load_runs
 from tests.helpers.on_flower import WITH_FLOWER
 from tests.project.test_pages import _reader as _reader
 from tests.project.test_pages import follow
@@ -51,7 +50,7 @@ def test_the_app_of_flower_has_the_accuracy_of_polyfeds_run(
     server_app.app(InThisProcess(), context(0))
     lines = [records.queue.get().getMessage().strip() for _ in range(records.queue.qsize())]
     pf.run("mine.toml", out="run")
-    (run,) = load_runs("run")
+    frame = pf.results("run").dropna(subset="round").query("metric == 'accuracy' and stage == 'received'")
     accuracy = re.compile(r"└──> Aggregated MetricRecord: \{'accuracy'\D*(\d+\.\d+)")
     by_flower = [float(found[1]) for line in lines if (found := accuracy.match(line))]
-    assert [record.mean("received") for record in run.rounds] == pytest.approx(by_flower, abs=1e-6)
+    assert frame["value"].tolist() == pytest.approx(by_flower, abs=1e-6)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from polyfed.records.fields import validated
 from polyfed.report.benchmark_figures import gains_figure
 from polyfed.report.benchmark_page import to_markdown, write_page
 from polyfed.report.benchmark_results import (
@@ -20,7 +21,6 @@ from polyfed.report.benchmark_results import (
     write_result,
 )
 from polyfed.report.benchmark_worth import gains_of
-from polyfed.results.fields import validated
 from tests.helpers.refusals import refusal
 
 LOCAL = (0.50, 0.52, 0.54)

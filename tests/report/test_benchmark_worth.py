@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from polyfed.records.fields import validated
 from polyfed.report.benchmark_page import to_markdown, to_text
 from polyfed.report.benchmark_results import SettingResult
 from polyfed.report.benchmark_worth import comparisons, worth_of
 from polyfed.report.statistics import Estimate, holm
-from polyfed.results.fields import validated
 
 LOCAL = (0.50, 0.54, 0.52)
 

@@ -202,7 +202,7 @@ def test_clients_by_hand(runs: Any) -> None:
     (group,), _ = group_runs(runs)
     scores = client_frame(group)
     assert len(scores) == 11
-    assert list(scores.loc[0, ["name", "seed", "client", "samples"]]) == ["local", 0, 0, 10]
+    assert list(scores.iloc[0][["name", "seed", "client", "samples"]]) == ["local", 0, 0, 10]
     ranks = ranked(scores)
     assert ranks[ranks["name"] == "local"][["rank", "mean", "low"]].to_numpy().tolist() == [
         [1, 0.1, 0.1], [2, 0.2, 0.2], [3, 0.4, 0.4], [4, 0.5, 0.5],

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from polyfed.records import paper_tables
 from polyfed.report import paper_results
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import to_json, to_latex, to_markdown, to_text
 from polyfed.report.run_records import load_runs
-from polyfed.results import paper_tables
 
 NUMBERS = """\
 paper,table,setting,dataset,method,quantity,mean,spread,unit,footnote,stage

@@ -1,6 +1,5 @@
 """Finding, reading, naming run folders, and what is said when they are broken."""
 
-import dataclasses
 import json
 import weakref
 from pathlib import Path
@@ -10,11 +9,11 @@ import pytest
 
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
+from polyfed.records.read import seal
+from polyfed.records.schema import RoundRecord
 from polyfed.report import run_records
-from polyfed.report.round_figures import RoundFigures
+from polyfed.report.run_lines import to_frame
 from polyfed.report.run_records import load_runs
-from polyfed.results.read import seal
-from polyfed.results.schema import RoundRecord
 from tests.helpers.refusals import refusal
 
 
@@ -76,7 +75,7 @@ def test_one_record_of_a_round_is_held_at_a_time(make: Any, monkeypatch: pytest.
         return found
 
     monkeypatch.setattr(run_records, "validated", counted)
-    assert sum(len(run.rounds) for run in load_runs(make.root)) == len(made) == 18
+    assert sum(run.lines["round"].nunique() for run in load_runs(make.root)) == len(made) == 18
     assert max(held) <= 2  # and that of the line before it
 
 
@@ -85,15 +84,14 @@ def test_what_is_kept_of_a_round_does_not_grow_with_the_clients() -> None:
         everyone = list(range(clients))
         record = RoundRecord.model_validate(
             {
-                "round": 1, "clients": everyone, "dropped": everyone, "late": everyone,
-                "discarded": [{"client": client, "from": 1} for client in everyone],
+                "round": 1, "clients": everyone, "dropped": everyone, "stragglers": everyone,
                 "refused": [{"client": client, "reason": "not finite"} for client in everyone],
                 "bytes_by_client": {str(client): {"down": 1, "up": 1} for client in everyone},
                 "accuracy": {"personal": {"mean": 0.5}}, "accuracy_per_client": [0.5] * clients,
                 "held_out_per_client": {"received": {str(client): 0.5 for client in everyone}},
             }
         )  # fmt: skip
-        return len(json.dumps(dataclasses.asdict(RoundFigures.of(record))))
+        return len(to_frame([record], None))
 
     assert size(100) == size(900)
 
@@ -103,7 +101,7 @@ def test_a_cut_off_last_line_is_ignored_with_a_note(make: Any) -> None:
     with (folder / "rounds.jsonl").open("a") as stream:
         stream.write('{"round": 3, "acc')
     (run,) = load_runs(folder)
-    assert [record.round for record in run.rounds] == [1, 2]
+    assert set(run.lines["round"].dropna()) == {1, 2}
     assert "cut off" in run.notes[0]
 
 

@@ -3,22 +3,22 @@
 from pathlib import Path
 from typing import Any
 
-from polyfed.report.round_figures import RoundFigures
+from polyfed.records.schema import RunResult
+from polyfed.report.run_lines import to_frame
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sweep_figures import figure_of
 from polyfed.report.sweeps import SweepCell, SweepTable, build_table
-from polyfed.results.schema import RunResult
 
 LR, EPOCHS = "training.lr", "training.local_epochs"
 
 
 def record(accuracy: float, validation: float, seed: int = 0) -> RunRecord:
-    result = {
+    found = {
         "method": "fedgh", "dataset": "digits", "clients": 2, "rounds": 1, "seed": seed, "accuracy": accuracy,
         "validation": validation, "evaluation": {"stage": "personal", "weighting": "clients", "test": "client"},
     }  # fmt: skip
-    line = RoundFigures(round=1, evaluated=True, validation=validation)
-    return RunRecord(Path("run"), RunResult(**result), [line])
+    result = RunResult(**found)
+    return RunRecord(Path("run"), result, to_frame([], result))
 
 
 def swept(values: dict[tuple[Any, Any], float], keys: tuple[str, str] = (LR, EPOCHS)) -> SweepTable:

@@ -2,15 +2,16 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polyfed.errors import ConfigError
-from polyfed.report.round_figures import RoundFigures
-from polyfed.report.run_records import RunRecord, load_runs
-from polyfed.report.statistics import Estimate, leader, paper_bytes, parse_target, to_target
-from polyfed.results.schema import RoundRecord
+from polyfed.report.frames import round_frame
+from polyfed.report.grouping import group_runs
+from polyfed.report.run_records import load_runs
+from polyfed.report.statistics import Estimate, ToTarget, leader, parse_target, to_target, total
 
 
 @pytest.mark.parametrize("values", [[0.5, 0.7, 0.5], [0.1, 0.2, 0.15, 0.3, 0.22]])
@@ -100,10 +101,10 @@ def test_what_is_no_target(text: str) -> None:
         parse_target("90")
 
 
-def one(make: Any, name: str, *accuracies: float, **more: Any) -> RunRecord:
-    make(name, "fedgh", accuracies=accuracies, **more)
-    (run,) = load_runs(make.root / name)
-    return run
+def needed(folder: Path, accuracy: float = 0.6, stage: str = "personal") -> ToTarget:
+    """By the runs of a folder, which are one row."""
+    (group,), _ = group_runs(load_runs(folder))
+    return to_target(round_frame(group, stage), group.seeds, accuracy)
 
 
 @pytest.mark.parametrize(
@@ -119,30 +120,30 @@ def one(make: Any, name: str, *accuracies: float, **more: Any) -> RunRecord:
 def test_the_first_round_at_the_target_counts(
     make: Any, accuracies: tuple[float, ...], stage: str, round_: int | None
 ) -> None:
-    found = to_target([one(make, "a", *accuracies)], 0.6, stage)
+    found = needed(make("a", accuracies=accuracies), 0.6, stage)
     assert (found.rounds.mean, found.reached) == (round_, int(round_ is not None))
     spent = None if round_ is None else (round_ * 3072, round_ * 1.5)
     assert (None if found.bytes is None else (found.bytes, found.seconds)) == spent
 
 
 def test_rounds_that_were_not_scored_are_spent_all_the_same(make: Any) -> None:
-    run = one(make, "a", 0.7, 0.7, 0.7)
-    lines = [json.loads(line) for line in (run.path / "rounds.jsonl").read_text().splitlines()]
+    folder = make("a", accuracies=(0.7, 0.7, 0.7))
+    (group,), _ = group_runs(load_runs(folder))
+    assert total(round_frame(group), "paper_up", "paper_down") == 9216  # as sent: the paper's count was not recorded
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     lines[0] |= {"evaluated": False, "accuracy": {}}
     for number, line in enumerate(lines, start=1):
         line |= {"bytes_up_paper": 10 * number, "bytes_down_paper": number}
-    rounds = [RoundFigures.of(RoundRecord(**line)) for line in lines]
-    found = to_target([RunRecord(run.path, run.result, rounds)], 0.6, "personal")
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = needed(folder)
     assert (found.rounds.mean, found.bytes, found.bytes_paper.mean) == (2, 6144, 33)
-    assert paper_bytes(rounds, both_ways=False) == 60
-    assert paper_bytes(run.rounds) == 9216  # as sent, where the paper's count was not recorded
 
 
 def test_over_seeds_all_must_have_reached_it(make: Any) -> None:
-    runs = [one(make, f"s{seed}", *found, seed=seed) for seed, found in enumerate([(0.6, 0.7), (0.3, 0.6)])]
-    both = to_target(runs, 0.6, "personal")
+    for seed, accuracies in enumerate([(0.6, 0.7), (0.3, 0.6)]):
+        make(f"s{seed}", seed=seed, accuracies=accuracies)
+    both = needed(make.root)
     assert (both.reached, both.runs, both.rounds.mean, both.bytes, both.seconds) == (2, 2, 1.5, 4608, 2.25)
     assert both.rounds.std == pytest.approx(math.sqrt(0.5))
-    half = to_target(runs, 0.65, "personal")
-    assert (half.reached, half.rounds.mean, half.bytes, half.seconds) == (1, None, None, None)
-    assert (half.reached, half.runs) == (1, 2)
+    half = needed(make.root, 0.65)
+    assert (half.reached, half.runs, half.rounds.mean, half.bytes, half.seconds) == (1, 2, None, None, None)

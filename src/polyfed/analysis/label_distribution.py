@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.errors import ConfigError
+from polyfed.records.schema import ClientRow
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import SHADES, FigureWithData, add_colorbar, canvas, shortened
 from polyfed.report.run_records import RunRecord
-from polyfed.results.schema import ClientRow
 
 __all__ = ["label_table", "plot_labels"]
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import ConfigError
 from polyfed.markup import image, notes
+from polyfed.records.read import ANALYSIS, check_links
 from polyfed.registry import suggest
 from polyfed.report.figures import architectures, axes_of, clients, curve_drawings, gain_drawings, sizes
 from polyfed.report.grouping import group_runs
 from polyfed.report.plot_style import FigureWithData
 from polyfed.report.run_records import RunRecord, load_runs
-from polyfed.results.read import ANALYSIS, check_links
 
 if TYPE_CHECKING:
     from polyfed.analysis.representations import GroupRepresentations

@@ -24,9 +24,9 @@ from polyfed.experiments.data_cache import DataCache, load_run_data
 from polyfed.experiments.prediction import ClientModel, load
 from polyfed.functional.centering import center_and_scale, nonzero
 from polyfed.functional.modes import eval_mode
+from polyfed.records.read import check_links, parse_json
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
-from polyfed.results.read import check_links, parse_json
 
 __all__ = ["ClientRef", "GroupRepresentations", "ProbeInputs", "RunRepresentations", "represent_runs", "unit_kernel"]
 

@@ -27,12 +27,12 @@ from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
 from polyfed.functional.membership_scores import loss_scores
+from polyfed.records.read import ATTACK, check_links
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.grouping import looks_of
 from polyfed.report.plot_style import canvas, legend, line_style, save, style_axes
 from polyfed.report.run_records import RunRecord, format_setting, load_runs
 from polyfed.report.text_tables import Column, columns_of, render_text, wrapped
-from polyfed.results.read import ATTACK, check_links
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

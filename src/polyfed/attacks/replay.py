@@ -29,9 +29,9 @@ from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.plugins.compression import restore_upload
+from polyfed.records.fields import validated
+from polyfed.records.schema import RoundRecord
 from polyfed.report.run_records import RunRecord
-from polyfed.results.fields import validated
-from polyfed.results.schema import RoundRecord
 
 _MAIN = "train"  # name of a method's one or main exchange
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from polyfed.errors import ConfigError, ConfigErrors, NothingLearnt, RunError
 from polyfed.escaping import clients_text, visible
-from polyfed.results.main_score import main_score_of
-from polyfed.results.neighbors import neighbors
+from polyfed.records.main_score import main_score_of
+from polyfed.records.neighbors import neighbors
 from polyfed.units import human_bytes, human_seconds
 
 

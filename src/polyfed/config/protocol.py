@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from polyfed.config.resolve import read_recipe, to_toml
 from polyfed.errors import ConfigError
 from polyfed.places import check_values
-from polyfed.results.read import flat_table
+from polyfed.records.read import flat_table
 from polyfed.validation.error_lines import one_line, shown
 
 __all__ = ["Protocol", "Setting"]

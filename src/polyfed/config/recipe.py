@@ -59,8 +59,8 @@ from polyfed.plugins.settings import (
     Devices,
     RobustAggregation,
 )
+from polyfed.records.read import check_links
 from polyfed.registry import PLUGINS, check_trusted, folders_of, import_object, texts
-from polyfed.results.read import check_links
 from polyfed.validation.error_lines import WrongSettings, one_line
 
 __all__ = ["Recipe"]

@@ -16,8 +16,8 @@ from polyfed.config.schema import SECTIONS
 from polyfed.data.files import check_file
 from polyfed.errors import ConfigError
 from polyfed.own_methods import LABEL
+from polyfed.records.read import flat_table, parse_toml
 from polyfed.registry import METHODS, suggest
-from polyfed.results.read import flat_table, parse_toml
 from polyfed.validation.effect import idle
 from polyfed.validation.error_lines import shown
 from polyfed.validation.hyperparameters import flat_fields

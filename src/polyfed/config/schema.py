@@ -24,8 +24,8 @@ from polyfed.data.sources import find_source
 from polyfed.model_groups import GROUPS
 from polyfed.places import LARGEST
 from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
+from polyfed.records import paper_tables
 from polyfed.registry import EXECUTORS, MODELS, is_own, suggest
-from polyfed.results import paper_tables
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.error_lines import shown
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from polyfed.data.samples import LABEL_NAMES, ONE_LABEL
 from polyfed.errors import ConfigError
+from polyfed.records.read import parse_json
 from polyfed.registry import suggest
-from polyfed.results.read import parse_json
 
 TEXT_NAMES = ("text", "sentence", "tweet", "content", "review")  # the usual ones
 _IMAGE_NAMES = ("img", "image", "images", "picture", "pixels")

@@ -24,7 +24,7 @@ from polyfed.data.options import CLIENT, SourceOptions
 from polyfed.data.samples import LabeledSamples, upright
 from polyfed.data.transforms import convert_channels, resize
 from polyfed.errors import ConfigError, first_line, gathered
-from polyfed.results.read import parse_json
+from polyfed.records.read import parse_json
 
 _VERSION = "picture-folders-3"  # part of every cache key: raise it when decoding or the order of rows changes
 PICTURES = (".png", ".jpg", ".jpeg")

@@ -27,7 +27,7 @@ from polyfed.deploy.protocol import Kind, TaskRequest, shared_config
 from polyfed.engine.evaluation import figures_of
 from polyfed.engine.run_folder import lock_folder
 from polyfed.errors import ConfigError, RunError
-from polyfed.results.read import parse_json
+from polyfed.records.read import parse_json
 
 _FOLDER = "answered"
 _NOISY = "noise.jsonl"

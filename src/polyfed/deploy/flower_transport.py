@@ -27,8 +27,8 @@ from polyfed.deploy.protocol import KINDS, Envelope, Kind, NodeError
 from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.loggers.console import Console
+from polyfed.records.read import parse_json
 from polyfed.registry import suggest
-from polyfed.results.read import parse_json
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict

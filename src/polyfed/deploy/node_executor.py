@@ -35,8 +35,8 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.scoring import Score
 from polyfed.engine.wire import encode
 from polyfed.errors import PolyfedError, RunError, first_line
-from polyfed.results.fields import validated
-from polyfed.results.stored_files import ModelEntry
+from polyfed.records.fields import validated
+from polyfed.records.stored_files import ModelEntry
 
 _PARTS = ("test", "validation")
 _LONGEST = 300  # characters of an error

@@ -20,7 +20,7 @@ from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import append_line, atomic_write, explain_disk_errors
 from polyfed.errors import ConfigError, PolyfedError, RunError
-from polyfed.results.read import parse_json
+from polyfed.records.read import parse_json
 
 EVENT_LOG = "nodes.jsonl"
 LONGEST = 1.0  # seconds between two looks for answers

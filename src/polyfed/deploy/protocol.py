@@ -18,7 +18,7 @@ from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.scoring import COUNTS, Score, score_from_json
 from polyfed.engine.wire import decode
 from polyfed.errors import RunError
-from polyfed.results.main_score import ACCURACY, RMSE, MainScore
+from polyfed.records.main_score import ACCURACY, RMSE, MainScore
 
 Kind = Literal["hello", "train", "score", "finish"]
 KINDS: tuple[Kind, ...] = ("hello", "train", "score", "finish")

@@ -40,10 +40,10 @@ from polyfed.engine.wire import decode, split
 from polyfed.engine.work_in_flight import describe
 from polyfed.engine.work_in_flight import restore as restore_work
 from polyfed.errors import ConfigError, PolyfedError
-from polyfed.results.fields import validated
-from polyfed.results.main_score import main_score_of
-from polyfed.results.read import parse_json, seal, unseal
-from polyfed.results.schema import MadeOf, RunResult
+from polyfed.records.fields import validated
+from polyfed.records.main_score import main_score_of
+from polyfed.records.read import parse_json, seal, unseal
+from polyfed.records.schema import MadeOf, RunResult
 
 KEPT = 2
 _WEIGHTS = "weights.safetensors"

@@ -27,8 +27,8 @@ from polyfed.engine.plugin import Setup
 from polyfed.engine.scoring import COUNTS, ROWS, Measure, Score
 from polyfed.errors import ConfigError, RunError
 from polyfed.escaping import clients_text
-from polyfed.results.fields import LARGEST_SCORE
-from polyfed.results.main_score import ACCURACY, RMSE, MainScore
+from polyfed.records.fields import LARGEST_SCORE
+from polyfed.records.main_score import ACCURACY, RMSE, MainScore
 
 
 @dataclass(eq=False)

@@ -60,8 +60,8 @@ from polyfed.errors import ConfigError, RunInterrupted, described
 from polyfed.escaping import clients_text
 from polyfed.functional.device_copies import with_number
 from polyfed.loggers.base import as_logger
+from polyfed.records.main_score import main_score_of
 from polyfed.registry import LOGGERS, own_code
-from polyfed.results.main_score import main_score_of
 from polyfed.signals import raise_if_lost
 from polyfed.units import human_count
 

@@ -14,8 +14,8 @@ from polyfed.engine.plugin import Setup, read_uploads
 from polyfed.engine.round_state import Round, draw_cohort
 from polyfed.engine.weight_store import client_row
 from polyfed.errors import PolyfedError, RunError
+from polyfed.records.schema import RoundRecord, in_order
 from polyfed.registry import PLUGINS
-from polyfed.results.schema import RoundRecord, in_order
 from polyfed.signals import raise_if_lost
 
 

@@ -18,8 +18,8 @@ from polyfed.core.settings import Keep
 from polyfed.engine.device import device_name
 from polyfed.engine.evaluation import not_evaluated
 from polyfed.errors import ConfigError
-from polyfed.results.main_score import RMSE, main_score_of
-from polyfed.results.schema import RunResult, in_order
+from polyfed.records.main_score import RMSE, main_score_of
+from polyfed.records.schema import RunResult, in_order
 from polyfed.units import human_count
 from polyfed.version import __version__
 

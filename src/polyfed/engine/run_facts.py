@@ -13,9 +13,9 @@ from polyfed.engine.executors.choice import clients_per_batch
 from polyfed.engine.plugin import Setup
 from polyfed.engine.run import is_best_wanted, summarize_run
 from polyfed.places import without_places
+from polyfed.records.main_score import ACCURACY
+from polyfed.records.schema import RunResult, in_order
 from polyfed.registry import is_own
-from polyfed.results.main_score import ACCURACY
-from polyfed.results.schema import RunResult, in_order
 
 
 def facts_of(setup: Setup) -> dict[str, Any]:

@@ -34,8 +34,8 @@ from polyfed.data.text import WORDS_FILE
 from polyfed.engine.executors.choice import clients_per_batch
 from polyfed.errors import ConfigError, RunError
 from polyfed.escaping import one_line
-from polyfed.results.fields import Record, validated
-from polyfed.results.read import (
+from polyfed.records.fields import Record, validated
+from polyfed.records.read import (
     ANALYSIS,
     ATTACK,
     FORGOTTEN,
@@ -46,8 +46,8 @@ from polyfed.results.read import (
     seal,
     unseal,
 )
-from polyfed.results.schema import RoundRecord, RunResult, check_complete
-from polyfed.results.stored_files import StoredRecipe
+from polyfed.records.schema import RoundRecord, RunResult, check_complete
+from polyfed.records.stored_files import StoredRecipe
 
 Weights = Mapping[str, Tensor]
 WriteModel = Callable[[int, Mapping[str, tuple[Weights, Message]], Mapping[str, Any]], None]

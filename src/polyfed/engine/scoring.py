@@ -25,7 +25,7 @@ from polyfed.data.samples import LabeledSamples, SelectedSamples, TargetScale
 from polyfed.functional import metrics
 from polyfed.functional.device_copies import move_mappings, move_together
 from polyfed.functional.modes import eval_mode, represented_once
-from polyfed.results.main_score import ACCURACY, RMSE, MainScore
+from polyfed.records.main_score import ACCURACY, RMSE, MainScore
 
 LEAST = 4  # rows per forward pass: products of fewer rows have other last bits than those of many
 COUNTS = "confusion"  # asked for as a figure: the counts of all pairs of classes are kept

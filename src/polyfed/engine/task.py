@@ -13,7 +13,7 @@ from polyfed.core.client import Client, Encoder, PublicData
 from polyfed.core.settings import Keep, Training
 from polyfed.data.samples import LabeledSamples, TableColumns
 from polyfed.data.text import Vocabulary
-from polyfed.results.main_score import ACCURACY, RMSE, MainScore
+from polyfed.records.main_score import ACCURACY, RMSE, MainScore
 
 if TYPE_CHECKING:
     from polyfed.data.dataset import DatasetSource

@@ -36,6 +36,7 @@ from polyfed.experiments.planned_runs import (
 from polyfed.experiments.sweep import sweep
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
+from polyfed.records.read import flat_table
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder
 from polyfed.report.benchmark_page import to_text, write_page
@@ -49,7 +50,6 @@ from polyfed.report.benchmark_results import (
 )
 from polyfed.report.benchmark_worth import Worth, worth_of
 from polyfed.report.run_records import RunRecord, load_runs
-from polyfed.results.read import flat_table
 
 __all__ = ["Benchmark", "benchmark"]
 

@@ -48,10 +48,10 @@ from polyfed.escaping import client_text, csv_text, one_line
 from polyfed.functional import metrics
 from polyfed.models.zoo import build
 from polyfed.own_methods import method_class
+from polyfed.records.fields import validated
+from polyfed.records.read import SUM_FILE, check_links, parse_json
+from polyfed.records.stored_files import ModelEntry, Normalization, TableForm
 from polyfed.registry import check_trusted
-from polyfed.results.fields import validated
-from polyfed.results.read import SUM_FILE, check_links, parse_json
-from polyfed.results.stored_files import ModelEntry, Normalization, TableForm
 
 __all__ = ["ClientModel", "Predictions", "load", "predict"]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from polyfed.escaping import client_text, visible
-from polyfed.results.main_score import main_score_of
+from polyfed.records.main_score import main_score_of
 from polyfed.units import human_bytes, human_seconds
 
 __all__ = ["Console"]

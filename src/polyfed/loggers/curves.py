@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from polyfed.results.read import flat_table
+from polyfed.records.read import flat_table
 
 
 def curves(record: Mapping[str, Any]) -> dict[str, float]:

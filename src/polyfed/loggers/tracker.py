@@ -20,8 +20,8 @@ from polyfed.errors import ConfigError
 from polyfed.escaping import one_line
 from polyfed.loggers.base import check_installed
 from polyfed.loggers.curves import curves
-from polyfed.results.main_score import main_score_of
-from polyfed.results.read import flat_table, unseal
+from polyfed.records.main_score import main_score_of
+from polyfed.records.read import flat_table, unseal
 
 PROJECT = "polyfed"  # what runs are filed under, unless the tracker's own environment variable says otherwise
 _ID = re.compile(r"[\w.-]*", re.ASCII)  # the id of a tracker's run; another one in a run folder is not the tracker's

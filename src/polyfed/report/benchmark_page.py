@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.escaping import markdown_text
+from polyfed.records.main_score import ACCURACY, MainScore
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.benchmark_figures import gains_figure
 from polyfed.report.benchmark_results import (
@@ -43,7 +44,6 @@ from polyfed.report.text_tables import (
     text_blocks,
     wrapped,
 )
-from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.units import human_seconds
 
 PAGE = "benchmark.md"

@@ -15,13 +15,13 @@ from pydantic import Field
 
 from polyfed.errors import ConfigError
 from polyfed.escaping import json_text
+from polyfed.records.fields import Count, Number, Record, Text, one_of, validated
+from polyfed.records.main_score import ACCURACY, RMSE, MainScore
+from polyfed.records.read import parse_json
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import RunRecord, rows_of_pooled
-from polyfed.report.statistics import finite, sum_of
-from polyfed.results.fields import Count, Number, Record, Text, one_of, validated
-from polyfed.results.main_score import ACCURACY, RMSE, MainScore
-from polyfed.results.read import parse_json
+from polyfed.report.statistics import sum_of
 
 PROCESSOR_TIME = "processor-seconds.json"
 CONTROLS = ("", "targets", "alone", "pooled", "pooled-shares", "pooled-tuned")  # in the order of rows
@@ -91,7 +91,7 @@ class SettingResult(Record):
         about: data, clients and rounds, in words. scored_on: whose test data, and which mean. changes: presets and
             changes laid over the recipe; "" where there are none.
         recipe: the resolved recipe but for ``[method]`` and ``[run]``. data: seed -> checksum of the assigned rows
-            (`polyfed.results.schema.MadeOf`); what was made before there was one has none.
+            (`polyfed.records.schema.MadeOf`); what was made before there was one has none.
         tuning: by method.
         versions: of what the numbers depend on; several where rows were made in several places.
     """
@@ -173,18 +173,19 @@ def rows_of(
 def _row(name: str, runs: Sequence[RunRecord], hyperparameters: Mapping[str, Any], control: str) -> RowResult:
     runs = sorted(runs, key=lambda run: run.seed)
     first = runs[0]
+    score = first.result.main_score.name
     return RowResult(
         name=name,
         method=first.method,
         control=first.control or control,
         hyperparameters=dict(hyperparameters),
         stage=first.stage,
-        accuracy={str(run.seed): finite(run.result.mean_accuracy(first.stage)) for run in runs},
-        validation={str(run.seed): finite(run.result.validation) for run in runs},
-        best={str(run.seed): finite(run.result.accuracy_best_by_validation) for run in runs},
+        accuracy={str(run.seed): run.figure(score) for run in runs},
+        validation={str(run.seed): run.figure("validation") for run in runs},
+        best={str(run.seed): run.figure(f"{score}_best_by_validation") for run in runs},
         rounds={str(run.seed): run.result.stopped_after or run.result.rounds for run in runs},
-        bytes_up=sum_of([run.result.bytes_up for run in runs]),
-        bytes_down=sum_of([run.result.bytes_down for run in runs]),
+        bytes_up=sum_of([run.figure("bytes_up") for run in runs]),
+        bytes_down=sum_of([run.figure("bytes_down") for run in runs]),
     )
 
 
@@ -230,8 +231,8 @@ def add_result(
         "rows": sorted(by_name.values(), key=place),
     }
     before = read_processor_time(folder).get(setting, NO_TIME)
-    scored = {name: {str(run.seed): finite(run.result.processor_seconds) for run in own} for name, own in runs.items()}
-    searched = {name: sum_of([trial.result.processor_seconds for trial in tried]) for name, tried in trials.items()}
+    scored = {name: {str(run.seed): run.figure("processor_seconds") for run in own} for name, own in runs.items()}
+    searched = {name: sum_of([trial.figure("processor_seconds") for trial in tried]) for name, tried in trials.items()}
     spent = ProcessorTime(tuning=before.tuning | searched, runs=before.runs | scored)
     write_result(result.model_copy(update=update), spent, folder)
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from polyfed.records.main_score import MainScore
+from polyfed.records.read import flat_table
 from polyfed.report.benchmark_results import RowResult, SettingResult
 from polyfed.report.findings import Gains, take_apart
 from polyfed.report.statistics import Estimate, holm, mean_of
-from polyfed.results.main_score import MainScore
-from polyfed.results.read import flat_table
 
 CLOSED_FORM = "closed-form"  # a linear model: neither a network of the one side nor of the other
 # values of `control` by which uploads are of no use

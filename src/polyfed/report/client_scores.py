@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from polyfed.escaping import client_text, csv_text
+from polyfed.records.main_score import MainScore
 from polyfed.report.frames import client_frame
 from polyfed.report.grouping import Group
 from polyfed.report.statistics import Estimate
 from polyfed.report.text_tables import NOT_KNOWN, Column, format_mean_std, interval
-from polyfed.results.main_score import MainScore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,7 @@ def scores_of_clients(group: Group, local: str | None) -> pd.DataFrame:
 
     clients = client_frame(group)
     by_seed = {
-        key: dict(zip(own["seed"], own["accuracy"], strict=True)) for key, own in clients.groupby(["client", "name"])
+        key: dict(zip(own["seed"], own["score"], strict=True)) for key, own in clients.groupby(["client", "name"])
     }
     lines = []
     for number, own in clients.groupby("client"):

@@ -7,15 +7,19 @@ never on test data. `polyfed.report.comparison_tables` shows and writes all of i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from polyfed.records.main_score import ACCURACY, MainScore
+from polyfed.records.neighbors import neighbors
 from polyfed.report import paper_results
 from polyfed.report.client_scores import scores_of_clients, verdicts
 from polyfed.report.comparison_tables import ComparisonGroup, Table
 from polyfed.report.findings import Gains, decompose, remarks
+from polyfed.report.frames import round_frame
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.statistics import (
@@ -28,12 +32,12 @@ from polyfed.report.statistics import (
     parse_target,
     scores_by_seed,
     to_target,
+    whole,
 )
-from polyfed.results.main_score import ACCURACY, MainScore
-from polyfed.results.neighbors import neighbors
-from polyfed.results.schema import FigureSummary, Summary
 
-Row = dict[str, Any]  # a line of `ComparisonGroup.rows`
+_OF_CLIENTS = ("std_clients", "worst_client", "bottom_decile")
+_OF_RUNS = ("bytes_up", "bytes_down", "seconds", "simulated_seconds")
+_GROUPS = ("by_stage_", "by_predictor_", "by_classes_", "held_out_", "by_architecture_", "metric_")
 _EPSILON = {
     "client": "of the bounded entries of all uploads of a client, for whether it takes part",
     "sample": "of what a client's uploads reveal of what one of its rows holds; the runs' records name those uploads",
@@ -66,6 +70,7 @@ class _Section:
         self.stages = group.stages(stage)
         self.score = group.score
         self.scores = {name: scores_by_seed(runs, self.stages[name]) for name, runs in group.rows.items()}
+        self.best = {name: _best_by_validation(runs, self.stages[name]) for name, runs in group.rows.items()}
         self.notes: list[str] = []
         local = [name for name, runs in group.rows.items() if runs[0].is_local]
         if len(local) > 1:
@@ -79,15 +84,15 @@ class _Section:
             self.notes.append("no target: it is of accuracies, and numbers are predicted here")
             target = None
         gains = decompose(group.rows, self.stages, self.score)
-        frame = pd.DataFrame([self._row(name, target, gains.get(name)) for name in group.rows], dtype=object)
-        frame = frame.where(frame.notna(), None)
-        rows = frame.to_dict("records")
+        figures = figures_of_runs(group, self.stages)
+        rows = self._rows(figures, target, gains)
+        records = rows.to_dict("records")
         leaders = self._leaders()
         clients = scores_of_clients(group, self.local)
-        footnotes = dict.fromkeys(name for row in rows for one in row["published"] for name in one.printed.footnotes)
+        footnotes = dict.fromkeys(name for own in rows["published"] for one in own for name in one.printed.footnotes)
         numbers = {name: number for number, name in enumerate(footnotes, start=1)}
         notes = [
-            _about_columns(rows, self.score, group.evaluation.when),
+            _about_columns(records, self.score, group.evaluation.when),
             *group.notes,
             *self.notes,
         ]
@@ -110,7 +115,7 @@ class _Section:
                 "mean": group.evaluation.weighting,
                 "preset": first.recipe.run.preset,
             },
-            rows=frame,
+            rows=rows,
             notes=tuple(notes),
             models=first.recipe.architectures,
             versions=dict(first.result.versions),
@@ -121,45 +126,48 @@ class _Section:
             clients=clients,
         )
 
-    def _row(self, name: str, target: float | None, gains: Gains | None) -> dict[str, Any]:
-        runs = self.group.rows[name]
-        stage = self.stages[name]
-        results = [run.result for run in runs]
-        scores = [_over_clients(run, stage) for run in runs]
-        own = [run.result.accuracy_per_architecture if run.stage == stage else {} for run in runs]
-        difference = self._difference(name)
-        main = self.score.name
-        row: dict[str, Any] = {"name": name, "method": runs[0].method, "control": runs[0].control, "stage": stage}
-        row |= {"seeds": [run.seed for run in runs], **_estimate(main, Estimate.of(self.scores[name]))}
-        best = Estimate.of({run.seed: _best(run, stage) for run in runs})
-        row |= _estimate(f"{main}_best_by_validation", best)
-        row |= _estimate("difference", difference) | {"difference_seeds": list(difference.seeds)}
-        row |= {key: mean_of([one[key] for one in scores]) for key in scores[0]}
-        of_runs = ("bytes_up", "bytes_down", "seconds", "simulated_seconds")
-        row |= {key: mean_of([getattr(result, key) for result in results]) for key in of_runs}
-        row[f"{main}_best_test_round"] = mean_of([result.accuracy_best_test_round for result in results])
-        row["refused"] = sum(result.refused or 0 for result in results)
-        row["nothing_learnt"] = sum(bool(result.nothing_learnt) for result in results)
-        groups = {
-            "by_stage": _means([result.accuracy_by_stage for result in results]),
-            "by_predictor": _means([result.accuracy_by_predictor.get(stage, {}) for result in results]),
-            "by_classes": _means([result.accuracy_by_classes.get(stage, {}) for result in results]),
-            "held_out": _means([result.held_out for result in results]),
-            "by_architecture": _means(own),
-            "metric": _means([result.metrics.get(stage, {}) for result in results]),
-            "epsilon": _largest([result.epsilon for result in results]),
-        }
-        row |= {f"{group}_{key}": value for group, found in groups.items() for key, value in found.items()}
-        if target is not None:
-            needed = to_target(runs, target, stage)
-            of_target = vars(needed) | _estimate("rounds", needed.rounds) | _estimate("bytes_paper", needed.bytes_paper)
-            row |= {f"target_{key}": value for key, value in of_target.items()}
-        if gains is not None:
-            row |= _estimate("gain", gains.gain) | _estimate("gain_alone", gains.alone)
-            row |= _estimate("federated_gain", gains.federated) | {"way_to_pooled_tuned": gains.way}
-        row["published"] = () if runs[0].control else paper_results.compare_with_paper(runs, stage)
-        row["runs"] = [_one_run(run, self.scores[name][run.seed]) for run in runs]
-        return row
+    def _rows(self, figures: pd.DataFrame, target: float | None, gains: Mapping[str, Gains]) -> pd.DataFrame:
+        """`ComparisonGroup.rows`: the figures of runs, over seeds."""
+        over_seeds = figures.groupby("name", sort=False).agg(mean_of).to_dict("index")
+        largest = figures.filter(like="epsilon_").groupby("name").max()
+        rounds = None if target is None else round_frame(self.group, self.stage)
+        found = []
+        for name, runs in self.group.rows.items():
+            means = over_seeds[name]
+            own = figures.loc[name]
+            difference = self._difference(name)
+            row: dict[str, Any] = {
+                "name": name,
+                "method": runs[0].method,
+                "control": runs[0].control,
+                "stage": self.stages[name],
+            }
+            row |= {"seeds": [run.seed for run in runs], **_estimate(self.score.name, Estimate.of(self.scores[name]))}
+            row |= _estimate(f"{self.score.name}_best_by_validation", Estimate.of(self.best[name]))
+            row |= _estimate("difference", difference) | {"difference_seeds": list(difference.seeds)}
+            row |= {key: means[key] for key in _OF_CLIENTS}
+            row |= {key: whole(means[key]) if key.startswith("bytes") else means[key] for key in _OF_RUNS}
+            row[f"{self.score.name}_best_test_round"] = means[f"{self.score.name}_best_test_round"]
+            row["refused"] = whole(own["refused"].sum())
+            row["nothing_learnt"] = sum(bool(run.result.nothing_learnt) for run in runs)
+            row |= {key: means[key] for group in _GROUPS for key in means if key.startswith(group)}
+            row |= {key: finite(value) for key, value in largest.loc[name].items()}
+            if rounds is not None and target is not None:
+                needed = to_target(rounds[rounds["name"] == name], row["seeds"], target)
+                of_target = vars(needed) | _estimate("rounds", needed.rounds)
+                of_target |= _estimate("bytes_paper", needed.bytes_paper)
+                row |= {f"target_{key}": value for key, value in of_target.items()}
+            if name in gains:
+                one = gains[name]
+                row |= _estimate("gain", one.gain) | _estimate("gain_alone", one.alone)
+                row |= _estimate("federated_gain", one.federated) | {"way_to_pooled_tuned": one.way}
+            row["published"] = (
+                () if runs[0].control else paper_results.compare_with_paper(self.group, name, self.stages[name])
+            )
+            row["runs"] = [_one_run(run, self.scores[name][run.seed]) for run in runs]
+            found.append(row)
+        frame = pd.DataFrame(found, dtype=object)
+        return frame.where(frame.notna(), None)
 
     def _difference(self, name: str) -> Estimate:
         if self.local is None or name == self.local:
@@ -185,9 +193,7 @@ class _Section:
         ]
         columns: dict[str, dict[str, BySeed]] = {
             self.score.name: {name: self.scores[name] for name in rows},
-            "best_by_validation": {
-                name: {run.seed: _best(run, self.stages[name]) for run in runs} for name, runs in rows.items()
-            },
+            "best_by_validation": {name: self.best[name] for name in rows},
         }
         for stage in dict.fromkeys(stage for runs in rows.values() for stage in runs[0].result.accuracy_by_stage):
             columns[stage] = {name: scores_by_seed(runs, stage) for name, runs in rows.items()}
@@ -211,26 +217,52 @@ class _Section:
         )
 
 
-# of one row -------------------------------------------------------------------------------------------------------
+# of runs ----------------------------------------------------------------------------------------------------------
+
+
+def figures_of_runs(group: Group, stages: Mapping[str, str]) -> pd.DataFrame:
+    """Row and seed -> its figures, a column each: those of the row's stage, and those of no stage.
+
+    by_stage_NAME, held_out_NAME, by_architecture_NAME, by_predictor_NAME are the main score in other stages, and so on.
+    What is not known is NaN.
+    """
+    frame = group.frame
+    lines = frame[frame["round"].isna() & frame["client"].isna()]
+    score = group.score.name
+    is_score = lines["metric"] == score
+    own = lines["stage"] == lines["name"].map(stages)
+    plain = lines["predictor"] == ""
+    columns = {
+        "by_stage_": (plain & is_score, "stage"),
+        "by_predictor_": (~plain & own & is_score, "predictor"),
+        "held_out_": (lines["metric"] == "held_out", "stage"),
+        "by_architecture_": (own & (lines["metric"] == "by_architecture"), "architecture"),
+        "": (plain & (lines["architecture"] == "") & (own | (lines["stage"] == "")), "metric"),
+    }
+    index = pd.MultiIndex.from_tuples([(name, run.seed) for name, runs in group.rows.items() for run in runs])
+    found = [
+        lines[which]
+        .pivot(index=["name", "seed"], columns=column, values="value")[lines[column][which].unique()]
+        .add_prefix(prefix)
+        for prefix, (which, column) in columns.items()
+    ]
+    figures = pd.concat(found, axis=1).reindex(index.set_names(["name", "seed"]))
+    lacking = [key for key in (*_OF_CLIENTS, *_OF_RUNS, "refused", f"{score}_best_test_round") if key not in figures]
+    return figures.assign(**dict.fromkeys(lacking, math.nan))
+
+
+def _best_by_validation(runs: Sequence[RunRecord], stage: str) -> dict[int, float | None]:
+    """Seed -> test score of the round that was best on validation data, which is known for the run's own stage."""
+    metric = f"{runs[0].result.main_score.name}_best_by_validation"
+    return {run.seed: finite(run.figures.get((metric, stage))) for run in runs}
+
+
 def _estimate(name: str, one: Estimate) -> dict[str, float | None]:
     return {name: one.mean, f"{name}_std": one.std, f"{name}_margin": one.margin}
 
 
-def _best(run: RunRecord, stage: str) -> float | None:
-    """Test accuracy of the round that was best on validation data, which is known for the run's own stage alone."""
-    return finite(run.result.accuracy_best_by_validation) if run.stage == stage else None
-
-
 def _is_pooled(runs: Sequence[RunRecord]) -> bool:
     return runs[0].control.startswith("pooled")
-
-
-def _over_clients(run: RunRecord, stage: str) -> dict[str, float | None]:
-    """Spread and extremes over clients of a run's main score, after its last evaluation."""
-    result = run.result
-    found = result.accuracy_by_stage.get(stage, Summary())
-    worst = finite(found.max if result.main_score.lower_is_better else found.min)
-    return {"std_clients": finite(found.std), "worst_client": worst, "bottom_decile": finite(found.bottom_decile)}
 
 
 def _one_run(run: RunRecord, score: float | None) -> dict[str, Any]:
@@ -240,23 +272,13 @@ def _one_run(run: RunRecord, score: float | None) -> dict[str, Any]:
         "seed": run.seed,
         "path": str(run.path),
         run.result.main_score.name: score,
-        **{key: finite(getattr(run.result, key)) for key in figures},
+        **{key: whole(run.figure(key)) if key == "refused" else run.figure(key) for key in figures},
         "hyperparameters": run.result.hyperparameters,
     }
 
 
-def _means(summaries: Sequence[Mapping[str, Summary | FigureSummary]]) -> dict[str, float]:
-    shared = [key for key in summaries[0] if all(key in other for other in summaries)]
-    found = {key: mean_of([summary[key].mean for summary in summaries]) for key in shared}
-    return {key: mean for key, mean in found.items() if mean is not None}
-
-
-def _largest(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {key: max(one[key] for one in found if key in one) for key in dict.fromkeys(k for one in found for k in one)}
-
-
 # notes ------------------------------------------------------------------------------------------------------------
-def _about_columns(rows: Sequence[Row], score: MainScore, when: str) -> str:
+def _about_columns(rows: Sequence[Mapping[str, Any]], score: MainScore, when: str) -> str:
     several = any(len(row["seeds"]) > 1 for row in rows)
     what = "accuracy in %" if score.is_share else f"{score.title} (low is good)"
     note = f"{what} {when}"
@@ -270,17 +292,17 @@ def _about_columns(rows: Sequence[Row], score: MainScore, when: str) -> str:
     return f"{note}; {over_clients}; bytes of one whole run"
 
 
-def _about_epsilon(group: Group, rows: Sequence[Row]) -> Iterator[str]:
+def _about_epsilon(group: Group, rows: pd.DataFrame) -> Iterator[str]:
     """What each unit's epsilon is of, and at which delta."""
     deltas = sorted({run.result.delta for run in group.runs if run.result.delta is not None})
-    for unit in [unit for unit in _EPSILON if f"epsilon_{unit}" in rows[0]]:
+    for unit in [unit for unit in _EPSILON if f"epsilon_{unit}" in rows]:
         of = neighbors(kind for run in group.runs for kind in run.result.epsilon_of.get(unit, ()))
         yield f"epsilon {unit}: {_EPSILON[unit]}, at delta {', '.join(f'{delta:g}' for delta in deltas)}; {of}"
 
 
-def _about_scores(rows: Sequence[Row]) -> Iterator[str]:
+def _about_scores(rows: pd.DataFrame) -> Iterator[str]:
     """What further accuracies are of, and what so few seeds cannot show."""
-    known = list(rows[0])
+    known = list(rows)
     if any(key.startswith("by_predictor_") for key in known):
         yield "by ...: the same models in the same stage, predicting in another of their method's ways"
     if any(key.startswith("by_classes_") for key in known):
@@ -294,7 +316,7 @@ def _about_scores(rows: Sequence[Row]) -> Iterator[str]:
             "held out: clients that never trained, on their own test samples, with what they would receive if they "
             f"joined now{epochs}; all other figures are of the clients that train"
         )
-    if few := [row["name"] for row in rows if len(row["seeds"]) < SEEDS]:
+    if few := list(rows["name"][rows["seeds"].map(len) < SEEDS]):
         yield f"fewer than three seeds, of which no interval is known: {', '.join(few)}"
 
 
@@ -307,10 +329,10 @@ def _about_target(target: float, group: Group) -> str:
     )
 
 
-def _about_published(group: Group, rows: Sequence[Row]) -> Iterator[str]:
+def _about_published(group: Group, rows: pd.DataFrame) -> Iterator[str]:
     """What a reader must know of ours beside the papers'."""
     first = group.runs[0]
-    if any(row["published"] for row in rows):
+    if any(rows["published"]):
         yield (
             f"beside the paper: ours {group.evaluation.when}, {group.on_what()}; ± is the sample standard deviation "
             f"over seeds, the paper's as printed; '{paper_results.DIFFERS}': the difference is more than "
@@ -319,7 +341,7 @@ def _about_published(group: Group, rows: Sequence[Row]) -> Iterator[str]:
         )
         if first.scaled_down:
             yield "scaled down: not the paper's experiment at its size, so that no difference is marked"
-        if any(each.mark == paper_results.OTHER_SETTINGS for row in rows for each in row["published"]):
+        if any(each.mark == paper_results.OTHER_SETTINGS for own in rows["published"] for each in own):
             yield "other settings: not the paper's experiment, as --set has changed it, so that no difference is marked"
     if places := paper_results.missing_settings(first):
         yield f"{', '.join(places)} has no column for these data and settings, so that nothing stands beside"

@@ -15,6 +15,7 @@ from polyfed.escaping import csv_text, json_text, markdown_text, visible
 from polyfed.markup import details, notes, paragraph
 from polyfed.markup import table as html_table
 from polyfed.places import shown_place
+from polyfed.records.main_score import RMSE, MainScore
 from polyfed.report import client_scores
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.paper_results import PaperComparison
@@ -33,7 +34,6 @@ from polyfed.report.text_tables import (
     text_blocks,
     wrapped,
 )
-from polyfed.results.main_score import RMSE, MainScore
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -91,7 +91,7 @@ def _drawing(stem: str, figure: Figure, about: str, rows: Sequence[Mapping[str, 
 
 def axes_of(runs: Iterable[RunRecord]) -> list[str]:
     """The axes against which any of these runs can be drawn."""
-    simulated = any(record.simulated_seconds is not None for run in runs for record in run.rounds)
+    simulated = any((run.lines["round"].notna() & (run.lines["metric"] == "simulated_seconds")).any() for run in runs)
     return [axis for axis in AXES if axis != "simulated" or simulated]
 
 
@@ -271,14 +271,14 @@ def _sizes(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
     handles = []
     for name, line in rows.items():
         look = _mark(group, name) | {"alpha": 0.85, "gid": f"marks {name}"}
-        handles += axes.plot(line["samples"].astype(int), main.shown(line["accuracy"]), **look)
+        handles += axes.plot(line["samples"].astype(int), main.shown(line["score"]), **look)
     numbers = found["samples"][found["samples"] > 0]
     if len(numbers) and numbers.max() >= _WIDE * numbers.min():
         axes.set_xscale("log")
     axes.set_xlabel("training samples of the client")
     axes.set_ylabel(main.axis)
     legend(axes, handles, rows)
-    return _drawing(stem, figure, about, found.to_dict("records"))
+    return _drawing(stem, figure, about, found.rename(columns={"score": main.name}).to_dict("records"))
 
 
 def _mark(group: Group, name: str) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from polyfed.records.main_score import ACCURACY, MainScore
 from polyfed.report.run_records import RunRecord
 from polyfed.report.statistics import BySeed, Estimate, mean_of, scores_by_seed
-from polyfed.results.main_score import ACCURACY, MainScore
 
 _Rows = Mapping[str, Sequence[RunRecord]]
 

@@ -1,77 +1,159 @@
-"""What runs have recorded, as long frames of pandas: a line for each round of each run, or for each client."""
+"""The one frame that tables, figures and pages are made of: a line for each figure that runs have recorded."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from polyfed.report.grouping import Group
-from polyfed.report.statistics import finite
+from polyfed.records.fields import validated
+from polyfed.records.schema import RoundRecord
+from polyfed.report.run_records import RunRecord, frame_of, load_runs, run_in_memory, with_facts
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from polyfed.report.grouping import Group
+
 SPREAD = {"mean": "mean", "low": "min", "high": "max", "count": "size"}  # of a figure over seeds or clients
 
 
-def round_frame(group: Group, stage: str | None = None) -> pd.DataFrame:
-    """A line for each round in which the main score is known.
+class InMemory(Protocol):
+    """A run that need not be in a folder, as `polyfed.Run` is."""
 
-    Columns: name (the row's), seed, round, final_round, value; bytes (both ways), seconds and simulated, which are
-    cumulative; simulated is NaN from a round without simulated time on.
+    result: Mapping[str, Any]
+    history: Any
+    path: Path | None
+
+
+def results(source: str | Path | InMemory | Iterable[str | Path], clients: bool = False) -> pd.DataFrame:
+    """What finished runs have recorded, as one long frame: a line for each figure.
+
+    Columns:
+        run: the folder; "" for a run without one. name: as tables have it: its label or method, with the settings that
+            tell it from the other runs found with it. method: its registered name. control: what the run is a control
+            for; "" for a method itself. seed. main_stage: the stage that its own evaluation scores.
+        round: counted from 1; NA for a figure of the whole run: a total, or a score that it reports.
+        stage: of a score; "" for what has none, such as bytes. predictor: "" for the method's own, else the further
+            one that a score is of. client: its number; NA for a figure over all clients. architecture: of the client,
+            or of the clients of a score "by_architecture"; else "".
+        metric: as columns of comparison.csv, else keys of the records, are called: "accuracy" (or "rmse"),
+            "std_clients", "metric_f1", "bytes_up", "train_loss". value: scores in [0, 1], times in seconds.
+
+    What is not known has no line.
+
+    Args:
+        source: run folders, or folders above them; or what `Federation.run` has given.
+        clients: also each client's score and bytes in each round, which of many clients are most of all lines. Its
+            figures of the whole run are always there.
+
+    Raises:
+        ConfigError: no run was found, or a file is broken.
+    """
+    import pandas as pd
+
+    run: Any = source
+    if hasattr(source, "history"):
+        records = [validated(RoundRecord, record) for record in run.history]
+        runs = [run_in_memory(run.path, run.result, records)]
+        of_rounds: list[Iterable[RoundRecord]] = [records]
+    else:
+        runs = [run for run in load_runs(source) if run.finished]
+        of_rounds = [run.read_rounds() for run in runs]
+    frames = [frame_of(runs)]
+    if clients:
+        frames += [with_facts(_client_lines(of, run), run) for run, of in zip(runs, of_rounds, strict=True)]
+    frame = pd.concat(frames, ignore_index=True)
+    stages = pd.CategoricalDtype(pd.concat([frame["stage"], frame["main_stage"]]).unique())  # can be compared
+    words = dict.fromkeys(["run", "name", "method", "control", "predictor", "architecture", "metric"], "category")
+    return frame.astype({**words, "stage": stages, "main_stage": stages})
+
+
+def _client_lines(records: Iterable[RoundRecord], run: RunRecord) -> pd.DataFrame:
+    """What every client scored, sent and received in every round: arrays, as there may be millions of lines."""
+    import numpy as np
+    import pandas as pd
+
+    score = run.result.main_score.name
+    stages = {score: run.stage, "bytes_up": "", "bytes_down": ""}
+    parts: dict[str, list[tuple[int, Any, Any]]] = {metric: [] for metric in stages}
+    for record in records:
+        own: dict[str, Mapping[Any, float | None]] = {score: dict(enumerate(record.accuracy_per_client))}
+        for way in ("up", "down"):
+            own[f"bytes_{way}"] = {client: getattr(one, way) for client, one in record.bytes_by_client.items()}
+        for metric, by_client in own.items():
+            numbers = np.array(list(by_client.values()), dtype=float)  # None becomes NaN
+            parts[metric].append((record.round, np.array(list(by_client), dtype="int32"), numbers))
+    frames = []
+    for metric, found in parts.items():
+        rounds, clients, values = zip(*found, strict=True)
+        columns = {"round": np.repeat(rounds, [len(one) for one in values]), "stage": stages[metric], "predictor": ""}
+        columns |= {"client": np.concatenate(clients), "architecture": "", "metric": metric}
+        frames.append(pd.DataFrame(columns | {"value": np.concatenate(values)}))
+    return pd.concat(frames).dropna(subset="value").astype({"round": "Int32", "client": "Int32"})
+
+
+# views of the frame ---------------------------------------------------------------------------------------------------
+
+
+def round_frame(group: Group, stage: str | None = None) -> pd.DataFrame:
+    """A line for each round: name (the row's), seed, round; every figure without a stage; value, the main score;
+    paper_up and paper_down, bytes as the method's paper counts them, as they were sent where that was not recorded.
+
+    What a round has not recorded is NaN.
 
     Args:
         stage: whose main score, a mean over clients; by default each run's own.
     """
-    import pandas as pd
+    frame = group.frame
+    lines = frame[frame["round"].notna() & (frame["predictor"] == "")]
+    own = (lines["metric"] == group.score.name) & (lines["stage"] == lines["name"].map(group.stages(stage)))
+    lines = lines.assign(metric=lines["metric"].mask(own, "value"))[own | (lines["stage"] == "")]
+    found = lines.pivot(index=["name", "seed", "round"], columns="metric", values="value").reset_index()
+    found = found.reindex(columns=list(dict.fromkeys([*found, *_NEEDED])))
+    for way in ("up", "down"):
+        found[f"paper_{way}"] = found[f"bytes_{way}_paper"].fillna(found[f"bytes_{way}"])
+    return found.sort_values("name", key=lambda names: names.map(list(group.rows).index), kind="stable")
 
-    columns = ["name", "seed", "round", "final_round", "bytes", "seconds", "simulated", "value"]
-    lines: list[tuple[Any, ...]] = []
-    for name, of_stage in group.stages(stage).items():
-        for run in group.rows[name]:
-            sent = seconds = simulated = 0.0
-            for record in run.rounds:
-                sent += (record.bytes_up or 0) + (record.bytes_down or 0)
-                seconds += record.seconds or 0.0
-                simulated += float("nan") if record.simulated_seconds is None else record.simulated_seconds
-                value = finite(record.mean(of_stage))
-                if value is not None:
-                    spent = (sent, seconds, simulated)
-                    lines.append((name, run.seed, record.round, record.final_round, *spent, value))
-    return pd.DataFrame(lines, columns=columns)
+
+_NEEDED = ("value", "final_round", "clients", "seconds", "simulated_seconds", "bytes_up", "bytes_down",
+           "bytes_up_paper", "bytes_down_paper")  # fmt: skip
 
 
 def curve_frame(group: Group, stage: str | None = None) -> pd.DataFrame:
     """A line for each point of each row's curve: a round that every seed of the row evaluated.
 
-    Columns: name, round, bytes, seconds, simulated; mean, low and high over seeds, and their count. Where seeds
-    stopped early after different rounds, their final rounds are no such point. Arguments as for `round_frame`.
+    Columns: name, round; bytes (both ways), seconds and simulated, which are cumulative and means over seeds; mean, low
+    and high of the main score over seeds, and their count. Where seeds stopped early after different rounds, their
+    final rounds are no such point. Arguments as for `round_frame`.
     """
-    found = round_frame(group, stage).groupby(["name", "round", "final_round"], sort=False)
-    axes = found[["bytes", "seconds", "simulated"]].agg("mean")
-    points = axes.join(found["value"].agg(**SPREAD)).reset_index()
+    rounds = round_frame(group, stage)
+    spent = {
+        "bytes": rounds["bytes_up"].fillna(0) + rounds["bytes_down"].fillna(0),
+        "seconds": rounds["seconds"].fillna(0),
+        "simulated": rounds["simulated_seconds"],
+    }
+    for axis, costs in spent.items():
+        rounds[axis] = costs.groupby([rounds["name"], rounds["seed"]]).cumsum(skipna=False)
+    found = rounds.dropna(subset="value").groupby(["name", "round", "final_round"], sort=False)
+    points = found[list(spent)].agg("mean").join(found["value"].agg(**SPREAD)).reset_index()
     seeds = points["name"].map({name: len(runs) for name, runs in group.rows.items()})
     return points[points["count"] == seeds].sort_values("round", kind="stable")
 
 
 def client_frame(group: Group) -> pd.DataFrame:
-    """A line for each scored client of each run: name (the row's), method, seed, client, architecture, samples and
-    test_samples (None: not recorded), accuracy.
+    """A line for each scored client of each run: name (the row's), method, seed, client, architecture ("": not
+    recorded), samples and test_samples (None: not recorded), score.
     """
-    import pandas as pd
-
-    columns = ["name", "method", "seed", "client", "architecture", "samples", "test_samples", "accuracy"]
-    lines: list[tuple[Any, ...]] = []
-    for name, runs in group.rows.items():
-        for run in runs:
-            table = run.result.clients_table
-            found: list[tuple[Any, ...]] = [
-                (row.id, row.architecture, row.samples, row.test_samples, row.accuracy) for row in table or ()
-            ]
-            if table is None:  # only the accuracies were recorded
-                found = [(at, None, None, None, value) for at, value in enumerate(run.result.accuracy_per_client)]
-            lines += [(name, run.method, run.seed, *one) for one in found if finite(one[-1]) is not None]
-    frame = pd.DataFrame(lines, columns=columns, dtype=object)
-    return frame.assign(accuracy=frame["accuracy"].astype(float))
+    frame = group.frame
+    lines = frame[frame["round"].isna() & frame["client"].notna()]
+    index = ["name", "method", "seed", "client", "architecture"]
+    found = lines.pivot(index=index, columns="metric", values="value").reset_index()
+    found = found.rename(columns={group.score.name: "score"})
+    found = found.reindex(columns=[*index, "samples", "test_samples", "score"]).dropna(subset="score")
+    for key in ("samples", "test_samples"):
+        found[key] = found[key].astype("Int64").astype(object).where(found[key].notna(), None)
+    return found.sort_values("name", key=lambda names: names.map(list(group.rows).index), kind="stable")
 
 
 def ranked(clients: pd.DataFrame) -> pd.DataFrame:
@@ -80,12 +162,13 @@ def ranked(clients: pd.DataFrame) -> pd.DataFrame:
     Rank k over seeds is the mean of the k-th lowest clients, whichever they are; where seeds scored different numbers
     of clients, as many ranks as all have.
     """
-    ranks = clients.groupby(["name", "seed"])["accuracy"].rank(method="first").astype(int)
-    found = clients.assign(rank=ranks).groupby(["name", "rank"], sort=False)["accuracy"].agg(**SPREAD).reset_index()
+    ranks = clients.groupby(["name", "seed"])["score"].rank(method="first").astype(int)
+    found = clients.assign(rank=ranks).groupby(["name", "rank"], sort=False)["score"].agg(**SPREAD).reset_index()
     seeds = found["name"].map(clients.groupby("name")["seed"].nunique())
     return found[found["count"] == seeds].sort_values("rank", kind="stable")
 
 
 def by_architecture(clients: pd.DataFrame) -> pd.DataFrame:
     """Of `client_frame` every row and architecture: name, architecture, mean, low, high, count."""
-    return clients.groupby(["name", "architecture"], sort=False)["accuracy"].agg(**SPREAD).reset_index()
+    known = clients[clients["architecture"] != ""]
+    return known.groupby(["name", "architecture"], sort=False)["score"].agg(**SPREAD).reset_index()

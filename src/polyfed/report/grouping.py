@@ -7,18 +7,22 @@ preset, and were scored on the same test data with the same mean, over all clien
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import ConfigError
 from polyfed.escaping import clients_text
-from polyfed.report.run_records import EXPERIMENT, RunRecord, format_setting
-from polyfed.results.main_score import MainScore
-from polyfed.results.schema import EvaluationFacts
+from polyfed.records.main_score import MainScore
+from polyfed.records.schema import EvaluationFacts
+from polyfed.report.run_records import EXPERIMENT, RunRecord, format_setting, frame_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _TEST = {"client": "each client's own test data", "global": "one global test set"}
 _MEAN = {"clients": "plain mean over clients", "samples": "mean over clients weighted by samples"}
@@ -44,6 +48,11 @@ class Group:
     def score(self) -> MainScore:
         """What the runs' accuracies are: where numbers are predicted, the RMSE."""
         return self.runs[0].result.main_score
+
+    @functools.cached_property
+    def frame(self) -> pd.DataFrame:
+        """All that the runs have recorded (`polyfed.report.frames.results`)."""
+        return frame_of(self.runs)
 
     @property
     def runs(self) -> list[RunRecord]:
@@ -206,7 +215,7 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
         stops = [str(run.result.stopped_after) for run in runs if run.result.stopped_after]
         if stops:
             yield f"{name}: stopped early, after round {', '.join(stops)} ({len(stops)} of {len(runs)} runs)"
-        is_final = any(run.rounds and run.rounds[-1].final_round for run in runs)
+        is_final = any(run.last("final_round") for run in runs)
         if any(run.result.best_round for run in runs):
             chosen = ", ".join(str(run.result.best_round) for run in runs)
             what = "a final round began from" if is_final else "figures of"
@@ -227,9 +236,8 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
 
 def _about_tuning(runs: Sequence[RunRecord]) -> str:
     """For how many epochs networks of pooled data were trained on clients' own rows."""
-    final = [run.server for run in runs]
-    epochs = ", ".join(f"{found.get('tuned_epochs')} (seed {run.seed})" for found, run in zip(final, runs, strict=True))
-    has_validation = any(name.startswith("validation_after") for found in final for name in found)
+    epochs = ", ".join(f"{run.last('server.tuned_epochs') or 0:g} (seed {run.seed})" for run in runs)
+    has_validation = any(run.last("server.validation_after_1") is not None for run in runs)
     why = "as validation chose" if has_validation else "as no client has validation rows"
     return f"epochs on a client's own rows: {epochs}, {why}"
 

@@ -28,7 +28,7 @@ from polyfed.report.figures import axes_of, clients, curve_drawings, gain_drawin
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import save
 from polyfed.report.results_page import read_command
-from polyfed.report.round_figures import LOST
+from polyfed.report.run_lines import LOST
 from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.text_tables import Column
 from polyfed.version import __version__
@@ -126,12 +126,13 @@ def _confusions(group: Group) -> Iterator[str]:
 
 def _lost(group: Group) -> str:
     """Uploads refused or too late, and clients dropped out, over all rounds and seeds; with the reasons."""
-    counts = {
-        name: {key: sum(record.lost.get(key, 0) for run in runs for record in run.rounds) for key in LOST}
-        for name, runs in group.rows.items()
-    }
-    for name, runs in group.rows.items():  # a record may be shorter than the result that sums it up
-        counts[name]["refused"] = max(counts[name]["refused"], sum(run.result.refused or 0 for run in runs))
+    frame = group.frame
+    lost = frame[frame["metric"].isin(LOST)]
+    of_rounds = lost[lost["round"].notna()].groupby(["name", "metric"])["value"].sum()
+    of_runs = lost[lost["round"].isna()].groupby(["name", "metric"])["value"].sum()
+    counts = {name: {key: int(of_rounds.get((name, key), 0)) for key in LOST} for name in group.rows}
+    for name, row in counts.items():  # a record may be shorter than the result that sums it up
+        row["refused"] = max(row["refused"], int(of_runs.get((name, "refused"), 0)))
     shown = [key for key in LOST if any(row[key] for row in counts.values())]
     if not shown:
         return "<p>No upload was refused or late, and nobody dropped out.</p>"
@@ -139,8 +140,7 @@ def _lost(group: Group) -> str:
     columns += [Column(LOST[key], [str(row[key]) for row in counts.values()]) for key in shown]
     reasons: Counter[str] = Counter()
     for run in group.runs:
-        for record in run.rounds:
-            reasons.update(record.reasons)
+        reasons.update(run.refusals)
     lines = [f"refused {count} times: {reason}" for reason, count in reasons.most_common(_REASONS)]
     if len(reasons) > _REASONS:
         lines.append(f"refused for {len(reasons) - _REASONS} other reasons")

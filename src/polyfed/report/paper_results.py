@@ -1,6 +1,6 @@
 """The papers' numbers, and ours beside them.
 
-``published.csv`` holds the numbers as printed (`polyfed.results.paper_tables`). A recipe names its papers' tables:
+``published.csv`` holds the numbers as printed (`polyfed.records.paper_tables`). A recipe names its papers' tables:
 ``paper_tables = ["fedgh/table3"]`` in ``[run]``. Which column it is follows from its data: the data set's name, and a
 setting such as "num_clients=10, classes_per_client=2", which must be the recipe's own. Which row, from the variant's or
 the method's name.
@@ -19,14 +19,18 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from polyfed.records.paper_tables import PaperNumber, entries, footnote
+from polyfed.report.frames import round_frame
+from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord, format_setting
-from polyfed.report.statistics import Estimate, finite, paper_bytes, to_target
-from polyfed.results.paper_tables import PaperNumber, entries, footnote
+from polyfed.report.statistics import Estimate, finite, scores_by_seed, to_target, total
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["PaperComparison", "compare_with_paper", "footnote", "missing_settings", "numbers_for"]
 
@@ -92,59 +96,52 @@ def _is_set(setting: str, data: Mapping[str, Any]) -> bool:
 
 
 # ours beside theirs -----------------------------------------------------------------------------------------------
-def compare_with_paper(runs: Sequence[RunRecord], stage: str) -> tuple[PaperComparison, ...]:
+def compare_with_paper(group: Group, name: str, stage: str) -> tuple[PaperComparison, ...]:
     """A row's figures beside those that the paper prints for it, in its order; none where it prints none.
 
     Args:
-        runs: of one row, one per seed. stage: whose accuracy, where the table's file does not say.
+        name: of the row. stage: whose accuracy, where the table's file does not say.
     """
+    runs = group.rows[name]
     printed = [entry for entry in numbers_for(runs[0]) if entry.method == runs[0].label_or_method]
     named = {entry.place: entry.stage for entry in printed if entry.stage}  # of a table's rounds and bytes, too
     found = []
     for entry in printed:
         of = named.get(entry.place, stage)
-        ours = _measured(entry, runs, of)
+        rounds = round_frame(group, of)
+        ours = _measured(entry, runs, rounds[rounds["name"] == name], of)
         if ours is not None:
             spread = None if entry.spread is None else math.hypot(entry.spread, ours.std or 0.0)
             found.append(PaperComparison(entry, ours, of, spread, _mark(entry, ours.mean, spread, runs)))
     return tuple(found)
 
 
-def _measured(entry: PaperNumber, runs: Sequence[RunRecord], stage: str) -> Estimate | None:
-    """Over seeds, the quantity in the entry's unit; None where it is none of ours."""
+def _measured(entry: PaperNumber, runs: Sequence[RunRecord], rounds: pd.DataFrame, stage: str) -> Estimate | None:
+    """Over seeds, the quantity in the entry's unit; None where it is none of ours. rounds: the row's."""
+    seeds = [run.seed for run in runs]
     if entry.quantity == "accuracy":
-        return _scaled(runs, 0.01 if entry.unit == "%" else 1.0, lambda run: finite(run.result.mean_accuracy(stage)))
-    if entry.quantity == _PER_CLIENT:
-        return _scaled(runs, BYTES_PER_UNIT[entry.unit], lambda run: _per_client(run, both_ways=True))
-    if entry.quantity == _PARAMETERS:
-        return _scaled(runs, _BYTES_PER_MILLION, lambda run: _per_client(run, both_ways=False))
+        return _scaled(scores_by_seed(runs, stage), 0.01 if entry.unit == "%" else 1.0)
+    if entry.quantity in (_PER_CLIENT, _PARAMETERS):
+        sent = rounds["paper_up"] + (rounds["paper_down"] if entry.quantity == _PER_CLIENT else 0.0)
+        each = (sent / rounds["clients"])[(rounds["clients"] > 0) & (rounds["final_round"] == 0)]
+        medians = each.groupby(rounds["seed"]).median().to_dict()  # a first round may have nothing to send yet
+        unit = _BYTES_PER_MILLION if entry.quantity == _PARAMETERS else BYTES_PER_UNIT[entry.unit]
+        return _scaled({seed: finite(medians.get(seed)) for seed in seeds}, unit)
     found = _TO.fullmatch(entry.quantity)
     if found is None:
         return None
-    needed = to_target(runs, float(found[2]) / 100, stage)
+    needed = to_target(rounds, seeds, float(found[2]) / 100)
     if found[1] == "bytes":
         mean, std = needed.bytes_paper.mean, needed.bytes_paper.std
         unit = BYTES_PER_UNIT[entry.unit]
-        seeds = needed.bytes_paper.seeds
-        return Estimate(None if mean is None else mean / unit, None if std is None else std / unit, seeds=seeds)
-    if all(paper_bytes(run.rounds) == 0 for run in runs):  # nobody sends anything
-        return Estimate.of({run.seed: 0.0 for run in runs})
+        return Estimate(None if mean is None else mean / unit, None if std is None else std / unit, seeds=tuple(seeds))
+    if total(rounds, "paper_up", "paper_down") == 0:  # nobody sends anything
+        return Estimate.of(dict.fromkeys(seeds, 0.0))
     return needed.rounds
 
 
-def _scaled(runs: Sequence[RunRecord], unit: float, measure: Callable[[RunRecord], float | None]) -> Estimate:
-    found = {run.seed: measure(run) for run in runs}
+def _scaled(found: Mapping[int, float | None], unit: float) -> Estimate:
     return Estimate.of({seed: None if value is None else value / unit for seed, value in found.items()})
-
-
-def _per_client(run: RunRecord, both_ways: bool) -> float | None:
-    """Bytes. Median over rounds, so that a first round in which there is nothing to send yet does not count for all."""
-    sent = []
-    for record in run.rounds:
-        total = paper_bytes([record], both_ways)
-        if record.clients and not record.final_round and total is not None:
-            sent.append(total / record.clients)
-    return statistics.median(sent) if sent else None
 
 
 def _mark(entry: PaperNumber, ours: float | None, spread: float | None, runs: Sequence[RunRecord]) -> str:

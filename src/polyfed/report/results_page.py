@@ -13,12 +13,12 @@ from pathlib import Path
 from polyfed.errors import ConfigError
 from polyfed.escaping import json_text, markdown_text, visible
 from polyfed.places import without_places
+from polyfed.records.read import COMMAND, check_links, parse_json
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import ComparisonGroup, markdown_body
 from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.report.statistics import parse_target
-from polyfed.results.read import COMMAND, check_links, parse_json
 
 _VERSIONS = ("polyfed", "python", "torch", "numpy")
 _HEAD = """# Results

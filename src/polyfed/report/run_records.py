@@ -8,20 +8,25 @@ are read one by one, and reduced as they come, as those of many clients are larg
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyfed.errors import ConfigError, suggest
 from polyfed.places import check_name, shown_place, without_places
-from polyfed.report.round_figures import RoundFigures
-from polyfed.results.fields import Record, validated
-from polyfed.results.read import check_links, flat_table, parse_toml, unseal
-from polyfed.results.schema import RoundRecord, RunResult, Summary
-from polyfed.results.stored_files import StoredRecipe
+from polyfed.records.fields import Record, validated
+from polyfed.records.read import check_links, flat_table, parse_toml, unseal
+from polyfed.records.schema import RoundRecord, RunResult
+from polyfed.records.stored_files import StoredRecipe
+from polyfed.report.run_lines import to_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 R = TypeVar("R", bound=Record)
 
@@ -31,39 +36,30 @@ EXPERIMENT = (
     *("robust_aggregation", "adversaries", "devices"),
 )
 
-# what is not recorded of a method's further predictors
-_NOT_BY_PREDICTOR: Mapping[str, Any] = {
-    "accuracy_per_client": [],
-    **{key: {} for key in ("accuracy_per_architecture", "accuracy_by_classes", "accuracy_by_predictor", "metrics")},
-    **dict.fromkeys(("accuracy_before_final_round", "accuracy_last_round")),
-    **dict.fromkeys(("accuracy_best_by_validation", "accuracy_best_test_round")),
-    **dict.fromkeys(("confusion", "seconds", "processor_seconds")),
-}
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunRecord:
     """One run, read from its folder.
 
     Attributes:
         path: the run folder.
         stored: ``result.json``; None when the run is unfinished.
-        rounds: the figures of ``rounds.jsonl``.
+        lines: its figures, as `polyfed.report.frames.results` has them.
         recipe: ``recipe.toml``; empty when there is none.
+        refusals: why uploads were refused, over all rounds, each reason with its number.
         name: the run's label or method, with the hyperparameters that tell it from the other runs found with it.
         notes: what was odd about the folder, for people.
         trusted: whether code that the folder names may be imported.
-        server: the server's own metrics of the last round.
     """
 
     path: Path
     stored: RunResult | None
-    rounds: Sequence[RoundFigures]
+    lines: pd.DataFrame
     recipe: StoredRecipe = field(default_factory=StoredRecipe)
+    refusals: Mapping[str, int] = field(default_factory=dict)
     name: str = ""
     notes: tuple[str, ...] = ()
     trusted: bool = False
-    server: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -108,6 +104,15 @@ class RunRecord:
         """The seed of a finished run."""
         return self.result.seed
 
+    @functools.cached_property
+    def figures(self) -> dict[tuple[str, str], float]:
+        """(metric, stage) -> the figure of the whole run, of the method's own predictor over all clients."""
+        lines = self.lines
+        kept = lines[
+            lines["round"].isna() & lines["client"].isna() & (lines["architecture"] + lines["predictor"] == "")
+        ]
+        return dict(zip(zip(kept["metric"], kept["stage"], strict=True), kept["value"], strict=True))
+
     @property
     def data_checksum(self) -> str | None:
         """Of a finished run's rows as assigned; None where it is not known, or each client has those of all."""
@@ -146,6 +151,22 @@ class RunRecord:
         if "personalize" in self.recipe.method:
             found["personalize"] = self.recipe.method["personalize"]
         return found
+
+    def figure(self, metric: str) -> float | None:
+        """A figure of the whole run, over all clients: of its own stage, if it is a score; None: not known.
+
+        Whole numbers, such as bytes, are integers.
+        """
+        value = self.figures.get((metric, self.stage), self.figures.get((metric, "")))
+        if value is None or not math.isfinite(value):
+            return None
+        return int(value) if metric.startswith("bytes_") else value
+
+    def last(self, metric: str) -> float | None:
+        """A figure of the last round; None where that has none."""
+        lines = self.lines
+        found = lines["value"][(lines["round"] == lines["round"].max()) & (lines["metric"] == metric)]
+        return None if found.empty else float(found.iloc[0])
 
     def read_rounds(self) -> Iterator[RoundRecord]:
         """The whole lines of ``rounds.jsonl``, one by one."""
@@ -195,6 +216,21 @@ def load_runs(paths: str | Path | Iterable[str | Path], trust: bool = False) -> 
     return [*_named(finished), *unfinished]
 
 
+def frame_of(runs: Iterable[RunRecord]) -> pd.DataFrame:
+    """The frame of finished runs, as `polyfed.report.frames.results` gives it."""
+    import pandas as pd
+
+    return pd.concat([with_facts(run.lines, run) for run in runs], ignore_index=True)
+
+
+def with_facts(lines: pd.DataFrame, run: RunRecord) -> pd.DataFrame:
+    """A run's lines with what they have in common."""
+    folder = "" if run.path == Path() else str(run.path)
+    facts: dict[str, Any] = {"run": folder, "name": run.name, "method": run.method, "control": run.control}
+    facts |= {"seed": run.seed, "main_stage": run.stage}
+    return lines.assign(**facts)[[*facts, "round", "stage", "predictor", "client", "architecture", "metric", "value"]]
+
+
 def only_rows(runs: Iterable[RunRecord], names: Sequence[str]) -> list[RunRecord]:
     """The runs of these rows.
 
@@ -223,55 +259,39 @@ def rows_of_pooled(runs: Iterable[RunRecord]) -> list[RunRecord]:
 
 def _pooled_rows(run: RunRecord) -> Iterator[RunRecord]:
     """One run on pooled data: its rows, as far as it has scored them."""
-    regular = [record for record in run.rounds if not record.final_round]
-    plain = {"accuracy_by_predictor": {}, "bytes_up": 0, "bytes_down": 0, "final_round": False}
-    plain["validation"] = _pooled_validation(run, "")
-    yield replace(run, stored=run.result.model_copy(update=plain), rounds=regular)
-    kinds = dict.fromkeys(kind for scores in run.result.accuracy_by_predictor.values() for kind in scores)
-    final = run.rounds[len(regular) :]
-    for kind in kinds:
-        scored = final if kind == "tuned" else regular
-        if not scored:
+    lines = run.lines
+    of_run = lines["round"].isna()
+    is_final = lines["round"].isin(lines["round"][(lines["metric"] == "final_round") & (lines["value"] == 1)])
+    is_sent = lines["metric"].str.startswith("bytes_")
+    lines = lines.assign(value=lines["value"].mask(is_sent, 0.0))
+    yield replace(run, lines=_with_validation(lines[(lines["predictor"] == "") & ~is_final], run, "validation"))
+    tuned = f"validation_after_{run.last('server.tuned_epochs') or 0:g}"
+    for kind in lines["predictor"][of_run & (lines["predictor"] != "")].unique():
+        in_round = is_final if kind == "tuned" else ~of_run & ~is_final
+        if not in_round.any():
             continue
-        name = f"pooled-{kind}"
-        settings = run.recipe.run.model_copy(update={"control": name})
+        kept = (lines["predictor"] == kind) & (of_run | in_round) | is_sent & of_run | (lines["stage"] == "") & in_round
+        control = f"pooled-{kind}"
+        validation = {"shares": "validation_by_shares", "tuned": tuned}[kind]
         yield replace(
             run,
-            name=run.name.replace("pooled", name, 1),
-            stored=_scored_by(run.result, kind, name, _pooled_validation(run, kind)),
-            rounds=[_by_predictor(record, kind) for record in scored],
-            recipe=run.recipe.model_copy(update={"run": settings}),
+            name=run.name.replace("pooled", control, 1),
+            stored=run.result.model_copy(update={"label": control, "confusion": None}),
+            lines=_with_validation(lines[kept].assign(predictor=""), run, validation),
+            recipe=run.recipe.model_copy(update={"run": run.recipe.run.model_copy(update={"control": control})}),
         )
 
 
-def _pooled_validation(run: RunRecord, kind: str) -> float | None:
-    """The score of a row of pooled data on the validation rows of all clients together; None where it is not known."""
-    tuned = f"validation_after_{run.server.get('tuned_epochs')}"
-    value: float | None = run.server.get({"": "validation", "shares": "validation_by_shares", "tuned": tuned}[kind])
-    return run.result.validation if value is None and not kind else value
+def _with_validation(lines: pd.DataFrame, run: RunRecord, name: str) -> pd.DataFrame:
+    """The lines with the score on the validation rows of all clients together, where the server has recorded it."""
+    value = run.last(f"server.{name}")
+    if value is None:
+        return lines
+    import pandas as pd
 
-
-def _by_predictor(record: RoundFigures, kind: str) -> RoundFigures:
-    scores = record.scores_by_predictor.get(kind, {})
-    return replace(record, scores=scores, scores_by_predictor={}, validation=None, bytes_up=0, bytes_down=0)
-
-
-def _scored_by(result: RunResult, kind: str, label: str, validation: float | None) -> RunResult:
-    by_stage = {stage: scores[kind] for stage, scores in result.accuracy_by_predictor.items() if kind in scores}
-    main = by_stage.get(result.evaluation.stage, Summary())
-    clients = [row.model_copy(update={"accuracy": None}) for row in result.clients_table or ()]
-    update = {
-        "label": label,
-        "accuracy": main.mean,
-        "accuracy_std": main.std,
-        "accuracy_bottom_decile": main.bottom_decile,
-        "validation": validation,
-        "accuracy_by_stage": by_stage,
-        "clients_table": clients,
-        "bytes_up": 0,
-        "bytes_down": 0,
-    }
-    return result.model_copy(update={**update, **_NOT_BY_PREDICTOR})
+    kept = lines[lines["round"].notna() | (lines["metric"] != "validation")]
+    line = {"metric": "validation", "value": value, "stage": run.stage, "predictor": "", "architecture": ""}
+    return pd.concat([kept, pd.DataFrame([line])], ignore_index=True).astype(lines.dtypes)
 
 
 def _run_folders(path: Path) -> Iterator[Path]:
@@ -301,20 +321,30 @@ def _read(folder: Path) -> RunRecord:
     result = None
     if (folder / "recipe.toml").exists():
         recipe = _parse(folder / "recipe.toml", parse_toml, StoredRecipe)
-    rounds = []
-    server: Mapping[str, Any] = {}
-    for record in _read_rounds(folder / "rounds.jsonl", notes):
-        rounds.append(RoundFigures.of(record))
-        server = record.server
     if (folder / "result.json").exists():
         result = _parse(folder / "result.json", functools.partial(unseal, needed=False), RunResult)
+    refusals: Counter[str] = Counter()
+    lines = to_frame(_counted(_read_rounds(folder / "rounds.jsonl", notes), refusals), result)
     wanted = recipe.rounds
     if result is None or (wanted or 0) > result.rounds:
         of = f" of {wanted}" if wanted else ""
         why = "no result.json" if result is None else f"result.json is of {result.rounds}"
-        notes.insert(0, f"{shown_place(folder)}: unfinished, {len(rounds)}{of} rounds done, {why}")
+        notes.insert(0, f"{shown_place(folder)}: unfinished, {lines['round'].nunique()}{of} rounds done, {why}")
         result = None
-    return RunRecord(folder, result, rounds, recipe, notes=tuple(notes), server=server)
+    return RunRecord(folder, result, lines, recipe, refusals, notes=tuple(notes))
+
+
+def _counted(records: Iterable[RoundRecord], refusals: Counter[str]) -> Iterator[RoundRecord]:
+    """The records, one by one; reasons of refusals are counted meanwhile."""
+    for record in records:
+        refusals.update(upload.reason for upload in record.refused)
+        yield record
+
+
+def run_in_memory(path: Path | None, result: Mapping[str, Any], records: Sequence[RoundRecord]) -> RunRecord:
+    """What has not been read from a folder, as one that has."""
+    stored = validated(RunResult, result)
+    return _named([RunRecord(path or Path(), stored, to_frame(records, stored))])[0]
 
 
 def _parse(path: Path, parse: Callable[[bytes], Any], model: type[R]) -> R:

@@ -20,12 +20,14 @@ import re
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import ConfigError
-from polyfed.report.round_figures import RoundFigures
+from polyfed.records.main_score import MainScore
 from polyfed.report.run_records import RunRecord
-from polyfed.results.main_score import MainScore
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LEVEL = 0.95
 POWER = 0.8
@@ -61,10 +63,15 @@ def sum_of(values: Sequence[Any]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
+def whole(value: float | None) -> float | None:
+    """A whole number as such, as bytes and counts are."""
+    return int(value) if value is not None and value == int(value) else value
+
+
 # over seeds -------------------------------------------------------------------------------------------------------
 def scores_by_seed(runs: Sequence[RunRecord], stage: str) -> dict[int, float | None]:
-    """Seed -> the main score in a stage."""
-    return {run.seed: finite(run.result.mean_accuracy(stage)) for run in runs}
+    """Seed -> the main score in a stage, as the runs report it."""
+    return {run.seed: finite(run.figures.get((run.result.main_score.name, stage))) for run in runs}
 
 
 @dataclass(frozen=True)
@@ -197,19 +204,6 @@ def parse_target(text: str | float) -> float:
     return share
 
 
-def paper_bytes(records: Sequence[RoundFigures], both_ways: bool = True) -> float | None:
-    """Bytes of these rounds, counted as the method's paper counts; as they were sent where that was not recorded.
-
-    both_ways: up and down; else up alone.
-    """
-    up = sum_of([record.bytes_up_paper for record in records])
-    down = sum_of([record.bytes_down_paper for record in records])
-    if up is None or down is None:
-        up = sum_of([record.bytes_up for record in records])
-        down = sum_of([record.bytes_down for record in records])
-    return sum_of([up, down] if both_ways else [up])
-
-
 @dataclass(frozen=True)
 class ToTarget:
     """What a row needed to reach an accuracy. Means are over seeds, None unless all seeds reached it.
@@ -232,32 +226,32 @@ class ToTarget:
     simulated_seconds: float | None
 
 
-def to_target(runs: Sequence[RunRecord], accuracy: float, stage: str) -> ToTarget:
-    """What a row's runs needed to reach an accuracy (in [0, 1]) in a stage."""
-    every = {run.seed: _rounds_to(run, accuracy, stage) for run in runs}
-    by_seed = {seed: spent[-1].round if spent else None for seed, spent in every.items()}
-    reached = [run for run in runs if by_seed[run.seed] is not None]
+def to_target(rounds: pd.DataFrame, seeds: Sequence[int], accuracy: float) -> ToTarget:
+    """What a row's runs needed to reach an accuracy (in [0, 1]).
 
-    def summed(*keys: str) -> float | None:
-        totals = [sum_of([getattr(record, key) for record in spent for key in keys]) for spent in every.values()]
-        return mean_of(totals) if len(reached) == len(runs) else None
-
+    Args:
+        rounds: the row's of `polyfed.report.frames.round_frame`. seeds: of its runs.
+    """
+    spent: dict[int, pd.DataFrame] = {}  # the rounds of a seed up to the first at or above the accuracy
+    for seed, own in rounds.groupby("seed"):
+        reached = own["round"][own["value"] >= accuracy]
+        if len(reached):
+            spent[seed] = own[own["round"] <= reached.min()]
+    needed: dict[str, dict[int, float | None]] = {
+        "rounds": {seed: int(own["round"].max()) for seed, own in spent.items()},
+        "bytes": {seed: total(own, "bytes_up", "bytes_down") for seed, own in spent.items()},
+        "bytes_paper": {seed: total(own, "paper_up", "paper_down") for seed, own in spent.items()},
+        "seconds": {seed: total(own, "seconds") for seed, own in spent.items()},
+        "simulated_seconds": {seed: total(own, "simulated_seconds") for seed, own in spent.items()},
+    }
+    over_seeds = {key: Estimate.of({seed: found.get(seed) for seed in seeds}) for key, found in needed.items()}
+    means = {key: over_seeds[key].mean for key in ("bytes", "seconds", "simulated_seconds")}
     return ToTarget(
-        accuracy=accuracy,
-        reached=len(reached),
-        runs=len(runs),
-        rounds=Estimate.of(by_seed),
-        bytes=summed("bytes_up", "bytes_down"),
-        bytes_paper=Estimate.of({seed: paper_bytes(spent) if spent else None for seed, spent in every.items()}),
-        seconds=summed("seconds"),
-        simulated_seconds=summed("simulated_seconds"),
+        accuracy, len(spent), len(seeds), rounds=over_seeds["rounds"], bytes_paper=over_seeds["bytes_paper"], **means
     )
 
 
-def _rounds_to(run: RunRecord, accuracy: float, stage: str) -> Sequence[RoundFigures]:
-    """The rounds of a run up to the first at or above an accuracy; none if there is no such round."""
-    for number, record in enumerate(run.rounds, start=1):
-        score = finite(record.mean(stage)) if record.evaluated else None
-        if score is not None and score >= accuracy:
-            return run.rounds[:number]
-    return ()
+def total(rounds: pd.DataFrame, *columns: str) -> float | None:
+    """The sum of columns over rounds, whole where it is; None where some number is not known."""
+    found = float(rounds[list(columns)].to_numpy().sum())
+    return None if math.isnan(found) else whole(found)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyfed.records.main_score import MainScore
 from polyfed.report.plot_style import empty_figure, legend, line_style, save
 from polyfed.report.sweeps import SweepTable, named
-from polyfed.results.main_score import MainScore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

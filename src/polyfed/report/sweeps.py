@@ -17,11 +17,12 @@ import pandas as pd
 from polyfed.escaping import csv_text, json_text, markdown_text, visible
 from polyfed.markup import notes, paragraph
 from polyfed.places import shown_place
+from polyfed.records.main_score import MainScore
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.comparison_tables import columns_as_html, latex_table
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord, format_setting
-from polyfed.report.statistics import Estimate, finite, mean_of
+from polyfed.report.statistics import Estimate, mean_of
 from polyfed.report.text_tables import (
     NOT_KNOWN,
     Column,
@@ -33,7 +34,6 @@ from polyfed.report.text_tables import (
     text_blocks,
     wrapped,
 )
-from polyfed.results.main_score import MainScore
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,10 +168,10 @@ def _group(cells: Sequence[SweepCell]) -> Group:
 
 def _row(keys: Sequence[str], cell: SweepCell) -> dict[str, Any]:
     first = cell.runs[0]
-    results = [run.result for run in cell.runs]
-    validation = {run.seed: finite(run.result.validation) for run in cell.runs}
-    test = {run.seed: finite(run.result.accuracy) for run in cell.runs}
-    local = {run.seed: finite(run.result.accuracy) for run in cell.beside}
+    score = first.result.main_score.name
+    validation = {run.seed: run.figure("validation") for run in cell.runs}
+    test = {run.seed: run.figure(score) for run in cell.runs}
+    local = {run.seed: run.figure(score) for run in cell.beside}
     difference = Estimate.difference(test, local)
     return {
         "method": first.label_or_method,
@@ -182,13 +182,13 @@ def _row(keys: Sequence[str], cell: SweepCell) -> dict[str, Any]:
         "validation_std": Estimate.of(validation).std,
         "test": Estimate.of(test).mean,
         "test_std": Estimate.of(test).std,
-        "best": mean_of([result.accuracy_best_by_validation for result in results]),
+        "best": mean_of([run.figure(f"{score}_best_by_validation") for run in cell.runs]),
         "local": mean_of([local[seed] for seed in difference.seeds]),
         "difference": difference.mean,
         "difference_std": difference.std,
-        **{key: mean_of([getattr(one, key) for one in results]) for key in ("bytes_up", "bytes_down", "seconds")},
-        "refused": sum(result.refused or 0 for result in results),
-        "nothing_learnt": sum(bool(result.nothing_learnt) for result in results),
+        **{key: mean_of([run.figure(key) for run in cell.runs]) for key in ("bytes_up", "bytes_down", "seconds")},
+        "refused": int(sum(run.figure("refused") or 0 for run in cell.runs)),
+        "nothing_learnt": sum(bool(run.result.nothing_learnt) for run in cell.runs),
         "options": shlex.join(cell.words),
         "runs": [
             {

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyfed.escaping import markdown_text, visible
+from polyfed.records.main_score import ACCURACY, MainScore
 from polyfed.report.statistics import Estimate
-from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.units import human_bytes, human_seconds
 
 NOT_KNOWN = "-"

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from polyfed.escaping import one_line
-from polyfed.results.fields import (
+from polyfed.records.fields import (
     Count,
     Figure,
     Flag,
@@ -35,7 +35,7 @@ from polyfed.results.fields import (
     number_between,
     one_of,
 )
-from polyfed.results.main_score import ACCURACY, RMSE, MainScore, as_accuracy
+from polyfed.records.main_score import ACCURACY, RMSE, MainScore, as_accuracy
 
 Whole = Annotated[int, count_between(0, 2**40)]
 Unit = Annotated[str, one_of("client", "sample")]  # what noise hides: whether a client takes part, or one of its rows

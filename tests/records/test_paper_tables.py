@@ -7,9 +7,9 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
+from polyfed.records import paper_tables
 from polyfed.registry import DATASETS, METHODS, MODELS
 from polyfed.report.paper_results import entries
-from polyfed.results import paper_tables
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/*.toml"))
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from polyfed.results.main_score import RMSE, as_accuracy
+from polyfed.records.main_score import RMSE, as_accuracy
 
 T = TypeVar("T")
 R = TypeVar("R", bound="Record")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from polyfed.results.fields import validated
-from polyfed.results.stored_files import StoredRecipe
+from polyfed.records.fields import validated
+from polyfed.records.stored_files import StoredRecipe
 
 
 def test_a_section_stays_as_it_is_written() -> None:

@@ -2,7 +2,7 @@
 
 A run folder may come from anywhere, and a disk may lose a bit. What is nested without end, no JSON, or of another shape
 is a `ValueError` of one line, which the reader turns into an error that names the file. The shapes are in
-`polyfed.results.schema` and `polyfed.results.stored_files`.
+`polyfed.records.schema` and `polyfed.records.stored_files`.
 
 A seal is the checksum of a JSON object, its last entry: ``{"round": 1, ..., "seal": "<sha256 of the rest>"}``.
 """

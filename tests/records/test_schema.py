@@ -13,9 +13,9 @@ import pytest
 import polyfed as pf
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import RunError
-from polyfed.results.fields import Record, validated
-from polyfed.results.schema import RoundRecord, RunResult
-from polyfed.results.stored_files import ModelEntry, Normalization
+from polyfed.records.fields import Record, validated
+from polyfed.records.schema import RoundRecord, RunResult
+from polyfed.records.stored_files import ModelEntry, Normalization
 from tests.helpers.small_recipe import SMALL
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "record_tables.py"))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from polyfed.results.fields import (
+from polyfed.records.fields import (
     Count,
     Figure,
     Flag,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from polyfed.results.fields import Count, Flag, IfPresent, Number, Record, Text, one_of
+from polyfed.records.fields import Count, Flag, IfPresent, Number, Record, Text, one_of
 
 Section = dict[str, Any]  # settings by name, as the recipe's own model has checked them
 

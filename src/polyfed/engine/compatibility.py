@@ -381,6 +381,12 @@ def check_parameters(module: nn.Module, who: str) -> None:
             f"{who}: expected a network whose layers have shapes, got one with a lazy layer (nn.LazyLinear, ...); "
             "call it once on a batch of its inputs before"
         )
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex():
+            raise ConfigError(
+                f"{who}: expected parameters that are real, got '{name}', which is complex; "
+                "keep its real and imaginary parts, torch.view_as_real(...), as the parameter"
+            )
 
 
 def try_network(clients: Sequence[Client], module: nn.Module) -> None:

@@ -409,15 +409,14 @@ def test_a_loss_that_is_no_function_is_found_out() -> None:
 
 def test_contexts_are_stacked_or_shared() -> None:
     common, net = torch.arange(3.0), nn.Linear(2, 1)
-    pair = (torch.zeros(1), {"b": torch.ones(2)})
 
     def context(k: int) -> Context:
         own = {"weight": torch.full((1, 2), float(k)), "bias": torch.zeros(1)}
         return {"own": torch.tensor(k), "common": common, "at": 3, "group": {"a": common, "k": torch.tensor([k])},
-                "net": FrozenModel(net, own), "pair": pair}  # fmt: skip
+                "net": FrozenModel(net, own), "object": print}  # fmt: skip
 
     packed = StackedContext([context(k) for k in range(4)])
-    assert packed.axes.count(None) == 4  # common twice, the pair's two
+    assert packed.axes.count(None) == 2  # common
     of_one = [t if axis is None else t[2] for t, axis in zip(packed.tensors, packed.axes, strict=True)]
     one = packed.of_one(of_one)
     assert one["own"] == 2
@@ -425,8 +424,7 @@ def test_contexts_are_stacked_or_shared() -> None:
     assert one["at"] == 3
     assert one["group"]["k"].tolist() == [2]
     assert one["net"](torch.ones(1, 2)).item() == 4
-    assert one["pair"][0] is pair[0]
-    assert isinstance(one["pair"], tuple)
+    assert one["object"] is print
 
 
 def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:

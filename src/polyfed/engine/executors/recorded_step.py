@@ -70,7 +70,7 @@ class Recordings:
     def state(self, label: Hashable, place: Hashable, new: StackState) -> StackState:
         """One of a phase that stays where it is, round after round, with the values of a new one of these shapes."""
         shapes = ((kind, name, t.shape, t.dtype) for kind, group in new.values.items() for name, t in group.items())
-        key = (label, (place, tuple(new.trained), new.losses.shape, *shapes))
+        key = (label, (place, tuple(new.trained), *shapes))
         state = self._states.pop(key, new)
         if state is not new:
             for kind, group in state.values.items():

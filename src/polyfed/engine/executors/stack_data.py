@@ -52,9 +52,9 @@ class PhaseData:
         progresses: K clients, those with most steps first.
 
     Attributes:
+        sizes: (S, K) rows of each batch, in main memory; 0 where a client is through. width: B.
         tensors: "x" of all samples; "rows" (S, K, B) of each client's own data, "where" in all data, "labels" and
-            "weights"; "drawn" for augmentation.
-        width: B. sizes: (S, K) rows of each batch, in main memory; 0 where a client is through.
+            "weights"; "drawn" for augmentation; "counts", as `sizes`.
     """
 
     def __init__(self, progresses: Sequence[ClientProgress], phase: Phase, device: torch.device) -> None:
@@ -62,17 +62,23 @@ class PhaseData:
         self._prepare = pairs[0][1]
         self._augment = augmentation(progresses[0].client.training.augmentation)
         held = {id(samples): samples for samples, _ in pairs if len(samples)}
-        there = [samples.at(device) for samples in held.values()]
         begins = dict(zip(held, itertools.accumulate(map(len, held.values()), initial=0), strict=False))
         begin_K1 = torch.tensor([[begins.get(id(samples), 0)] for samples, _ in pairs])
         plan_SKB = _laid_out([progress.batches for progress in progresses], -1)
-        self.sizes = (plan_SKB >= 0).sum(dim=2)
-        self.width = plan_SKB.shape[2]
         rows_SKB = torch.where(plan_SKB < 0, plan_SKB[..., :1], plan_SKB).clamp(min=0)
         rows, where, weights = torch.stack([rows_SKB, rows_SKB + begin_K1, (plan_SKB >= 0).long()]).to(device)
-        self.tensors: Tensors = {"x": torch.cat([samples.x.to(device) for samples in there])}
+        self.width = plan_SKB.shape[2]
+        self.sizes = (plan_SKB >= 0).sum(dim=2)
+        there = [samples.at(device) for samples in held.values()]
         labels = torch.cat([samples.y.to(device) for samples in there])[where]
-        self.tensors |= {"rows": rows, "where": where, "labels": labels, "weights": weights.float()}
+        self.tensors: Tensors = {
+            "x": torch.cat([samples.x.to(device) for samples in there]),
+            "rows": rows,
+            "where": where,
+            "labels": labels,
+            "weights": weights.float(),
+            "counts": self.sizes.to(device, torch.float32 if device.type == "mps" else torch.float64),
+        }
         by_class = [class_weights(progress.client, phase) for progress in progresses]
         if by_class[0] is not None:
             by_class_KC = torch.stack([each for each in by_class if each is not None]).to(device)
@@ -81,24 +87,20 @@ class PhaseData:
             drawn = [[self._augment.draw(len(rows), p.noise) for rows in p.batches] for p in progresses]
             self.tensors["drawn"] = _laid_out(drawn, 0).to(device)
 
+    def planned(self, name: str, rows: slice | Tensor, step: int | Tensor) -> Tensor:
+        """What is planned for a step of some of the clients, (K, ...). step: in a recorded one a tensor (1,)."""
+        every = self.tensors[name]
+        return (every[step] if isinstance(step, int) else every.index_select(0, step).squeeze(0))[rows]
+
     def batch(self, rows: slice | Tensor, step: int | Tensor, width: int) -> Batch:
-        """A step's batch of some of the clients: x (K, B, ...) as the network takes it, y, w and rows (K, B).
-
-        Args:
-            step: in a recorded one a tensor (1,). width: B.
-        """
-
-        def planned(name: str) -> Tensor:
-            every = self.tensors[name]
-            now = every[step] if isinstance(step, int) else every.index_select(0, step).squeeze(0)
-            return now[rows][:, :width]
-
-        where = planned("where")
+        """A step's batch of some of the clients: x (K, B, ...) as the network takes it, y, w and rows (K, B)."""
+        where, y, w, own = (
+            self.planned(name, rows, step)[:, :width] for name in ("where", "labels", "weights", "rows")
+        )
         x = self.tensors["x"][where].flatten(0, 1)
         if self._augment is not None:
-            x = self._augment.apply(x, planned("drawn").flatten(0, 1))
-        x = self._prepare(x).unflatten(0, where.shape)
-        return Batch(x, planned("labels"), planned("weights"), planned("rows"))
+            x = self._augment.apply(x, self.planned("drawn", rows, step)[:, :width].flatten(0, 1))
+        return Batch(self._prepare(x).unflatten(0, where.shape), y, w, own)
 
 
 def _laid_out(batches: Sequence[Sequence[Tensor]], fill: int) -> Tensor:
@@ -119,11 +121,11 @@ class StackState:
 
     Args:
         values: by kind and name: "tensor" and "mask", (K, ...); others that are only read, "data" and "context".
-        trained: names of the tensors that move. training: how. rate: the learning rate. steps: S.
+        trained: names of the tensors that move. training: how. rate: the learning rate.
         is_recorded: steps may be recorded, and look the rate up.
 
     Attributes:
-        losses: of the steps so far, (S, K). sums, raw_sums: over the steps, (K, ...) by name.
+        sums: over the steps, (K, ...), by kind ("loss" over all rows, "sums" and "raw") and name.
         number: (1,), which step it is, for a recorded one. graphs: the recorded ones, by kind.
     """
 
@@ -133,21 +135,19 @@ class StackState:
         trained: Sequence[str],
         training: Training,
         rate: float,
-        steps: int,
         is_recorded: bool,
     ) -> None:
         self.values, self.trained = values, trained
         self.tensors = {n: t.detach().requires_grad_(n in trained) for n, t in values["tensor"].items()}
         self.masks = values["mask"]
+        self.sums: dict[tuple[str, str], Tensor] = {}
         some = next(iter(self.tensors.values()))
-        self.losses = torch.zeros(steps, len(some), device=some.device)
+        self._count = len(some)
         self.number = torch.zeros(1, dtype=torch.int64, device=some.device)
         self.rate = torch.tensor(rate, device=some.device)
         moving = [self.tensors[name] for name in trained]
         self.optimizer = Optimizer(moving, training, self.rate if is_recorded else rate)
         self.optimizer.clear()
-        self.sums: Tensors = {}
-        self.raw_sums: Tensors = {}
         self.graphs: dict[Hashable, Any] = {}
         self._first: dict[int, StackState] = {}
 
@@ -168,22 +168,23 @@ class StackState:
             for name, old in before.items():
                 self.tensors[name].copy_(torch.where(self.masks[name], self.tensors[name], old))
 
-    def add(self, rows: slice | Tensor, step: int | Tensor, found: StepResult) -> None:
-        """Take in losses and sums of some clients in a step."""
+    def add(self, rows: slice | Tensor, counts: Tensor, found: StepResult) -> None:
+        """Take in losses and sums of some clients in a step. counts: (K,) how many rows each had."""
+        values = {("loss", ""): found.loss * counts}
+        values |= {("sums", name): value for name, value in found.sums.items()}
+        values |= {("raw", name): value for name, value in found.raw.items()}
         with torch.no_grad():
-            self.losses[step, rows] = found.loss.to(self.losses.dtype)
-            for sums, values in ((self.sums, found.sums), (self.raw_sums, found.raw)):
-                for name, value in values.items():
-                    if name not in sums:
-                        sums[name] = value.new_zeros(self.losses.shape[1], *value.shape[1:])
-                    sums[name][rows] += value
+            for key, value in values.items():
+                if key not in self.sums:
+                    self.sums[key] = value.new_zeros(self._count, *value.shape[1:])
+                self.sums[key][rows] += value
 
     def clear(self) -> None:
         """Nothing is summed, and the optimizer remembers nothing, in the same memory."""
         self.optimizer.clear()
-        torch._foreach_zero_([self.losses, *self.sums.values(), *self.raw_sums.values()])
+        for total in self.sums.values():
+            total.zero_()
 
     def written(self) -> list[Tensor]:
-        """All that steps write into: tensors, what the optimizer remembers, losses and sums."""
-        sums = [*self.sums.values(), *self.raw_sums.values()]
-        return [*self.tensors.values(), *self.optimizer.tensors(), self.losses, *sums]
+        """All that steps write into: tensors, what the optimizer remembers, sums."""
+        return [*self.tensors.values(), *self.optimizer.tensors(), *self.sums.values()]

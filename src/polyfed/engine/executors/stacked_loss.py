@@ -33,8 +33,6 @@ def structure(value: Any) -> Hashable:
         return id(value.network), structure(value.weights)
     if isinstance(value, Mapping):
         return tuple(sorted((str(name), structure(entry)) for name, entry in value.items()))
-    if isinstance(value, list | tuple):
-        return type(value), tuple(map(structure, value))
     is_plain = value is None or isinstance(value, bool | int | float | str)
     return type(value), value if is_plain else id(value)
 
@@ -108,10 +106,6 @@ class StackedContext:
         if isinstance(first, Mapping):
             entries = {key: self._pack([value[key] for value in values]) for key in first}
             return lambda tensors: {key: entry(tensors) for key, entry in entries.items()}
-        if isinstance(first, list | tuple):
-            parts = [self._pack(each) for each in zip(*values, strict=True)]
-            make = getattr(first, "_make", type(first))  # of a named tuple
-            return lambda tensors: make(part(tensors) for part in parts)
         return lambda tensors: first
 
 

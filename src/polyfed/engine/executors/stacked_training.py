@@ -28,7 +28,7 @@ from polyfed.engine.executors.stack_data import ClientProgress, PhaseData, Stack
 from polyfed.engine.executors.stack_trial import padding_changes_nothing
 from polyfed.engine.executors.stacked_loss import StackedContext, StackedLoss, Tensors, structure, without_values
 from polyfed.engine.local_training import train_only
-from polyfed.functional.device_copies import in_float64, move_mappings
+from polyfed.functional.device_copies import move_mappings
 
 
 @dataclass
@@ -69,9 +69,7 @@ class StackedClients:
         self.device = next(iter(tensors.values())).device
         self.progresses = [ClientProgress(client, place) for place, client in enumerate(clients)]
         self.linear = {f"{name}.weight" for name, each in template.named_modules() if isinstance(each, nn.Linear)}
-        self.sums: Tensors = {}
-        self.raw_sums: Tensors = {}
-        self.losses = in_float64(torch.zeros(len(clients), device=self.device))  # of all rows together
+        self.sums: dict[tuple[str, str], Tensor] = {}  # see `StackState`
         for client in clients:
             client.bound = network  # what a method draws for a step must not depend on weights
 
@@ -95,15 +93,21 @@ class StackedClients:
                     StackedPhase(self, number, phase, names, contexts).train()
         for progress in self.progresses:
             progress.client.phase = ""
+        return self._results()
+
+    def _results(self) -> list[TrainingResult]:
+        losses = self.sums.pop(("loss", ""), torch.zeros(len(self.progresses), device=self.device))
         floats = [t.detach().reshape(len(t), -1) for t in self.tensors.values() if t.is_floating_point()]
         weights = torch.stack([t.sum(dim=1).float() for t in floats]).sum(dim=0)  # NaN where any entry is not finite
-        values = torch.cat([self.losses, weights.to(self.losses)]).tolist()  # at once, as asking a GPU stops it
+        values = torch.stack([losses, weights.to(losses)], dim=1).tolist()  # at once, as asking a GPU stops it
         results = []
-        for place, progress in enumerate(self.progresses):
-            sums, raw_sums = ({name: t[place] for name, t in sums.items()} for sums in (self.sums, self.raw_sums))
-            loss = values[place] / max(progress.samples, 1)
-            is_finite = math.isfinite(values[len(weights) + place])
-            results.append(TrainingResult(progress.steps, progress.samples, loss, sums, raw_sums, is_finite))
+        for place, (progress, (loss, weight)) in enumerate(zip(self.progresses, values, strict=True)):
+            sums, raw = (
+                {name: total[place] for (kind, name), total in self.sums.items() if kind == wanted}
+                for wanted in ("sums", "raw")
+            )
+            loss /= max(progress.samples, 1)
+            results.append(TrainingResult(progress.steps, progress.samples, loss, sums, raw, math.isfinite(weight)))
         return results
 
 
@@ -135,9 +139,8 @@ class StackedPhase:
             values["context"] = {str(place): t.clone() for place, t in enumerate(self._static.tensors)}
         client = self._progresses[0].client
         rate = client.training.lr_at(client.round, phase.lr)
-        steps = len(values["data"]["rows"] if self._is_recorded else self._data.sizes)
         self._fills = False  # whether batches of the present step are filled up with rows of weight 0
-        self._state = StackState(values, names, client.training, rate, steps, self._is_recorded)
+        self._state = StackState(values, names, client.training, rate, self._is_recorded)
         if self._is_recorded:
             self._state = recordings.state(stack.label, number, self._state)
             self._data.tensors = self._state.values["data"]
@@ -157,9 +160,6 @@ class StackedPhase:
             if len(groups) > 1 or not self._replayed(step, widths, inputs):
                 self._launched(step, groups, widths, inputs)
         self._leave(0, before)
-        losses = in_float64(self._state.losses[: len(sizes)])
-        counts = sizes.to(losses.device)
-        self._stack.losses[self._order.to(losses.device)] += torch.where(counts > 0, losses * counts, 0.0).sum(dim=0)
         for progress, samples in zip(self._progresses, sizes.sum(dim=0).tolist(), strict=True):
             progress.steps += len(progress.batches)
             progress.samples += samples
@@ -259,7 +259,7 @@ class StackedPhase:
             grads = joined
         state.move(grads)
         for rows, each in found:
-            state.add(rows, step, each)
+            state.add(rows, self._data.planned("counts", rows, step), each)
 
     def _replayed(self, step: int, widths: Sequence[int], inputs: Sequence[Context]) -> bool:
         """Take a step of all who go on by its graph, if there is one.
@@ -295,11 +295,10 @@ class StackedPhase:
         index = self._order[through]
         for name, t in state.tensors.items():
             stack.tensors[name][index] = t[through].detach()
-        for whole, own in ((stack.sums, state.sums), (stack.raw_sums, state.raw_sums)):
-            for name, t in own.items():
-                if name not in whole:
-                    whole[name] = torch.zeros_like(t)
-                whole[name][index] += t[through]
+        for key, total in state.sums.items():
+            if key not in stack.sums:
+                stack.sums[key] = torch.zeros_like(total)
+            stack.sums[key][index] += total[through]
 
 
 def loss_context(client: Client, phases: Sequence[Phase]) -> Context:

@@ -4,8 +4,8 @@ Parameters and buffers are stacked, (K, ...); the losses of all clients are one 
 backward pass, and the optimizer, being elementwise, takes one step on the stack. Every client draws from its own
 streams what it draws in `train`. A batch with fewer rows than others is filled up with rows of weight 0; where that
 would change the result (BatchNorm, a loss that does not weigh its rows), clients with as many rows are taken together,
-and so are those whose step has the same kind of inputs. The clients with most steps stand first, so that those who are
-left are always the first rows.
+and so are those whose inputs of the step are alike. The clients with most steps stand first, so that those who are left
+are always the first rows.
 
 Shapes: K clients, B rows, S steps of a phase.
 """
@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import get_group
-from polyfed.core.method import Context, Method, NotVectorizable, Phase, StepResult, TrainingResult
+from polyfed.core.method import Batch, Context, Method, NotVectorizable, Phase, StepResult, TrainingResult
 from polyfed.core.modules import trainable_parameters
 from polyfed.engine.executors.recorded_step import Recordings
 from polyfed.engine.executors.stack_data import ClientProgress, PhaseData, StackState, with_room
@@ -31,27 +30,14 @@ from polyfed.engine.local_training import train_only
 from polyfed.functional.device_copies import move_mappings
 
 
-@dataclass
-class Known:
-    """What a run has found out about its stacks, by network and exchange.
-
-    Attributes:
-        refused: why clients train one after the other. fills: whether rows of weight 0 change nothing, also by phase
-            and entries of the context. recordings: what is recorded of steps on a GPU.
-    """
-
-    refused: dict[Hashable, str] = field(default_factory=dict)
-    fills: dict[Hashable, bool] = field(default_factory=dict)
-    recordings: Recordings = field(default_factory=Recordings)
-
-
 class StackedClients:
     """Clients of one network at work.
 
     Args:
         clients: K, whose `loss_context` have one `structure`. tensors: their networks', (K, ...) by name, trained in
             place. method: whose loss. template: the network; what it holds means nothing.
-        known: what was found out before; grows. label: what that may depend on: the network, the exchange.
+        label: the network and the exchange, for what is known of them: recordings of their steps; and `fills`, whether
+            rows of weight 0 change nothing, by phase and entries of the context.
     """
 
     def __init__(
@@ -60,18 +46,19 @@ class StackedClients:
         tensors: Tensors,
         method: Method,
         template: nn.Module,
-        known: Known,
         label: Hashable,
+        recordings: Recordings,
+        fills: dict[Hashable, bool],
     ) -> None:
-        self.tensors, self.template, self.known, self.label = tensors, template, known, label
-        network = without_values(template.train())
-        self.loss = StackedLoss(method, network)
+        self.tensors, self.template, self.label = tensors, template.train(), label
+        self.recordings, self.fills = recordings, fills
+        self.loss = StackedLoss(method, without_values(template))
         self.device = next(iter(tensors.values())).device
         self.progresses = [ClientProgress(client, place) for place, client in enumerate(clients)]
         self.linear = {f"{name}.weight" for name, each in template.named_modules() if isinstance(each, nn.Linear)}
         self.sums: dict[tuple[str, str], Tensor] = {}  # see `StackState`
         for client in clients:
-            client.bound = network  # what a method draws for a step must not depend on weights
+            client.bound = self.loss.network  # what a method draws for a step must not depend on weights
 
     def train(self, phases: Sequence[Phase]) -> list[TrainingResult]:
         """Go through the phases; each client's result.
@@ -79,11 +66,10 @@ class StackedClients:
         Raises:
             NotVectorizable: they cannot be trained as one; `tensors` mean nothing then.
         """
-        network = self.loss.network
         contexts = [loss_context(progress.client, phases) for progress in self.progresses]
         for number, phase in enumerate(phases):
-            with train_only(network, phase), train_only(self.template, phase):
-                names, _ = trainable_parameters(network)
+            with train_only(self.loss.network, phase), train_only(self.template, phase):
+                names, _ = trainable_parameters(self.loss.network)
                 if not names:
                     continue
                 for progress in self.progresses:
@@ -102,12 +88,13 @@ class StackedClients:
         values = torch.stack([losses, weights.to(losses)], dim=1).tolist()  # at once, as asking a GPU stops it
         results = []
         for place, (progress, (loss, weight)) in enumerate(zip(self.progresses, values, strict=True)):
-            sums, raw = (
-                {name: total[place] for (kind, name), total in self.sums.items() if kind == wanted}
-                for wanted in ("sums", "raw")
-            )
+            own: dict[str, Tensors] = {"sums": {}, "raw": {}}
+            for (kind, name), total in self.sums.items():
+                own[kind][name] = total[place]
             loss /= max(progress.samples, 1)
-            results.append(TrainingResult(progress.steps, progress.samples, loss, sums, raw, math.isfinite(weight)))
+            results.append(
+                TrainingResult(progress.steps, progress.samples, loss, **own, is_finite=math.isfinite(weight))
+            )
         return results
 
 
@@ -128,41 +115,22 @@ class StackedPhase:
         self._contexts = [contexts[place] for place in places]
         self._static = StackedContext(self._contexts)
         self._data = PhaseData(self._progresses, phase, stack.device)
+        self._fills = False  # whether batches of the present step are filled up with rows of weight 0
         tensors = {name: t[self._order] for name, t in stack.tensors.items()}
         # linear layers' weights are laid as their gradients come out of the vectorized product
         tensors |= {name: t.mT.contiguous().mT for name, t in tensors.items() if name in stack.linear}
         values = {"tensor": tensors, "mask": self._masks(phase.mask, names)}
-        recordings = stack.known.recordings
-        self._is_recorded = recordings.worthwhile(stack.label, stack.template)
+        self._is_recorded = stack.recordings.worthwhile(stack.label, stack.template)
         if self._is_recorded:
             values["data"] = {name: with_room(t) for name, t in self._data.tensors.items()}
             values["context"] = {str(place): t.clone() for place, t in enumerate(self._static.tensors)}
         client = self._progresses[0].client
         rate = client.training.lr_at(client.round, phase.lr)
-        self._fills = False  # whether batches of the present step are filled up with rows of weight 0
         self._state = StackState(values, names, client.training, rate, self._is_recorded)
         if self._is_recorded:
-            self._state = recordings.state(stack.label, number, self._state)
+            self._state = stack.recordings.state(stack.label, number, self._state)
             self._data.tensors = self._state.values["data"]
             self._static = self._static.holding(list(self._state.values["context"].values()))
-
-    def train(self) -> None:
-        """Take all steps; everybody's tensors then lie in the stack's."""
-        sizes = self._data.sizes
-        before = len(self._progresses)
-        for step, going in enumerate((sizes > 0).sum(dim=1).tolist()):
-            if going < before:
-                self._leave(going, before)
-                before = going
-            inputs = self._inputs(step, going)
-            widths = sizes[step].tolist()
-            groups = self._groups(step, widths, inputs)
-            if len(groups) > 1 or not self._replayed(step, widths, inputs):
-                self._launched(step, groups, widths, inputs)
-        self._leave(0, before)
-        for progress, samples in zip(self._progresses, sizes.sum(dim=0).tolist(), strict=True):
-            progress.steps += len(progress.batches)
-            progress.samples += samples
 
     def _masks(self, group: str | None, names: Sequence[str]) -> Tensors:
         """Everybody's masks of the parameters `names`, (K, ...); a client without a mask moves all of its tensor."""
@@ -178,6 +146,30 @@ class StackedPhase:
                 found[name] = torch.stack(rows)
         return found
 
+    def train(self) -> None:
+        """Take all steps; everybody's tensors then lie in the stack's."""
+        sizes = self._data.sizes
+        before = len(self._progresses)
+        for step, going in enumerate((sizes > 0).sum(dim=1).tolist()):
+            if going < before:
+                self._leave(going, before)
+                before = going
+            inputs = self._inputs(step, going)
+            widths = sizes[step].tolist()
+            groups = self._groups(step, widths, inputs)
+            if len(groups) == 1 and self._replayed(step, widths, inputs):
+                continue
+            parts = []
+            for places in groups:
+                rows = slice(going) if len(groups) == 1 else torch.tensor(places).to(self._stack.device)
+                context = self._static.some(rows).with_inputs([inputs[place] for place in places])
+                parts.append((rows, max(widths[place] for place in places), context))
+            self._take(step, going, parts)
+        self._leave(0, before)
+        for progress, samples in zip(self._progresses, sizes.sum(dim=0).tolist(), strict=True):
+            progress.steps += len(progress.batches)
+            progress.samples += samples
+
     def _inputs(self, step: int, going: int) -> Sequence[Context]:
         """What the method draws for the step of each who goes on."""
         method = self._stack.loss.method
@@ -188,54 +180,52 @@ class StackedPhase:
 
     def _groups(self, step: int, widths: Sequence[int], inputs: Sequence[Context]) -> list[list[int]]:
         """The places of clients whose steps are taken as one. widths: how many rows each has."""
-        kinds: dict[Hashable, list[int]] = {}
-        for place, given in enumerate(inputs):
-            kinds.setdefault(structure(given), []).append(place)
-        tried = [self._tried(step, places, widths, inputs) for places in kinds.values()]
-        self._fills = all(tried)
-        if self._fills:
-            return list(kinds.values())
+        kinds = [structure(given) for given in inputs]
+        names = frozenset([*self._contexts[0], *inputs[0]])
+        key = (self._stack.label, self._number, names)
+        if key not in self._stack.fills:
+            alike = [place for place, kind in enumerate(kinds) if kind == kinds[0]]
+            self._stack.fills[key] = self._try(step, alike, widths, inputs)
+        self._fills = self._stack.fills[key]
         groups: dict[Hashable, list[int]] = {}
-        for kind, places in kinds.items():
-            for place in places:
-                groups.setdefault((kind, widths[place]), []).append(place)
+        for place, kind in enumerate(kinds):
+            groups.setdefault((kind, None if self._fills else widths[place]), []).append(place)
         return list(groups.values())
 
-    def _tried(self, step: int, places: Sequence[int], widths: Sequence[int], inputs: Sequence[Context]) -> bool:
+    def _try(self, step: int, places: Sequence[int], widths: Sequence[int], inputs: Sequence[Context]) -> bool:
         """Whether rows of weight 0 change nothing, once it is known that these clients' steps can be taken as one."""
-        stack = self._stack
-        key = (stack.label, self._number, frozenset([*self._contexts[0], *inputs[places[0]]]))
-        known = stack.known.fills
-        if key not in known:
-            most = sorted(places, key=lambda place: -widths[place])
-            pair = [most[0], most[1 % len(most)]]  # twice the same one, where it is alone
-            rows = torch.tensor(pair).to(stack.device)
-            tensors = {n: t.detach()[rows].requires_grad_(t.requires_grad) for n, t in self._state.tensors.items()}
-            batch = self._data.batch(rows, step, widths[pair[0]])
-            contexts = [{**self._contexts[place], **inputs[place]} for place in pair]
-            counts = [widths[place] for place in pair]
-            known[key] = padding_changes_nothing(stack.loss, stack.template, tensors, batch, counts, contexts)
-        return known[key]
+        widest = sorted(places, key=lambda place: -widths[place])
+        pair = [widest[0], widest[1 % len(widest)]]  # twice the same one, where it is alone
+        rows = torch.tensor(pair).to(self._stack.device)
+        tensors = {n: t.detach()[rows].requires_grad_(t.requires_grad) for n, t in self._state.tensors.items()}
+        batch = self._data.batch(rows, step, widths[pair[0]])
+        contexts = [{**self._contexts[place], **inputs[place]} for place in pair]
+        sizes = [widths[place] for place in pair]
+        return padding_changes_nothing(self._stack.loss, self._stack.template, tensors, batch, sizes, contexts)
 
-    def _launched(
-        self, step: int, groups: Sequence[Sequence[int]], widths: Sequence[int], inputs: Sequence[Context]
+    def _take(
+        self, step: int | Tensor, going: int, parts: Sequence[tuple[slice | Tensor, int, StackedContext]]
     ) -> None:
-        """Take a step of all who go on, group by group."""
-        going = len(inputs)
+        """A step of the first `going` clients. parts: which of them, the width of their batches, their contexts."""
+        state = self._state.first(going)
         found = []
-        for places in groups:
-            rows = slice(going) if len(groups) == 1 else torch.tensor(places).to(self._stack.device)
-            context = self._static.some(rows).with_inputs([inputs[place] for place in places])
-            width = max(widths[place] for place in places)
-            found.append((rows, self._gradients(going, rows, step, width, context)))
-        self._move(going, step, found)
+        for rows, width, context in parts:
+            found.append(self._gradients(state.tensors, rows, self._data.batch(rows, step, width), context))
+        grads = found[0].grads
+        if any(each.grads.keys() != grads.keys() for each in found):
+            raise NotVectorizable("some of its parameters have a gradient in the steps of some clients only")
+        if len(found) > 1:
+            joined = {name: torch.empty_like(state.tensors[name]) for name in grads}
+            for (rows, _, _), each in zip(parts, found, strict=True):
+                for name, whole in joined.items():
+                    whole[rows] = each.grads[name]  # type: ignore[assignment]
+            grads = joined
+        state.move(grads)
+        for (rows, _, _), each in zip(parts, found, strict=True):
+            state.add(rows, self._data.planned("counts", rows, step), each)
 
-    def _gradients(
-        self, going: int, rows: slice | Tensor, step: int | Tensor, width: int, context: StackedContext
-    ) -> StepResult:
-        """The step of some of the first `going` clients; buffers are written in place."""
-        tensors = self._state.first(going).tensors
-        batch = self._data.batch(rows, step, width)
+    def _gradients(self, tensors: Tensors, rows: slice | Tensor, batch: Batch, context: StackedContext) -> StepResult:
+        """What a step of some of the clients gives; buffers are written in place."""
         if isinstance(rows, slice):
             return self._stack.loss.gradients(tensors, batch, context)
         own = {name: t.detach()[rows].requires_grad_(t.requires_grad) for name, t in tensors.items()}
@@ -245,22 +235,6 @@ class StackedPhase:
                 t[rows] = own[name]
         return found
 
-    def _move(self, going: int, step: int | Tensor, found: Sequence[tuple[slice | Tensor, StepResult]]) -> None:
-        """One step of the optimizer for the first `going` clients."""
-        state = self._state.first(going)
-        grads = found[0][1].grads
-        if any(each.grads.keys() != grads.keys() for _, each in found):
-            raise NotVectorizable("some of its parameters have a gradient in the steps of some clients only")
-        if len(found) > 1:
-            joined = {name: torch.empty_like(state.tensors[name]) for name in grads}
-            for rows, each in found:
-                for name, whole in joined.items():
-                    whole[rows] = each.grads[name]  # type: ignore[assignment]
-            grads = joined
-        state.move(grads)
-        for rows, each in found:
-            state.add(rows, self._data.planned("counts", rows, step), each)
-
     def _replayed(self, step: int, widths: Sequence[int], inputs: Sequence[Context]) -> bool:
         """Take a step of all who go on by its graph, if there is one.
 
@@ -268,8 +242,7 @@ class StackedPhase:
         for nothing.
         """
         stack, state = self._stack, self._state
-        recordings = stack.known.recordings
-        if not self._is_recorded or stack.label in recordings.refused:
+        if not self._is_recorded or stack.label in stack.recordings.refused:
             return False
         going = len(inputs)
         count = len(self._progresses)
@@ -281,24 +254,22 @@ class StackedPhase:
         context = static.with_inputs([*inputs, *[inputs[-1]] * (count - going)])
         key = (count, width, tuple(context.axes), structure(self._contexts[0]), structure(inputs[0]))
 
-        def taken(moving: Sequence[Tensor]) -> None:
-            now = context.holding([*static.tensors, *moving])
-            self._move(count, state.number, [(rows, self._gradients(count, rows, state.number, width, now))])
+        def take(drawn: Sequence[Tensor]) -> None:
+            self._take(state.number, count, [(rows, width, context.holding([*static.tensors, *drawn]))])
 
-        moving = context.tensors[len(static.tensors) :]
-        return recordings.replay(stack.label, state, key, step, moving, taken, (stack.loss, context, self._data))
+        drawn = context.tensors[len(static.tensors) :]
+        return stack.recordings.replay(stack.label, state, key, step, drawn, take, (stack.loss, context, self._data))
 
     def _leave(self, going: int, before: int) -> None:
         """Write the tensors and sums of those who are through to the stack's."""
-        stack, state = self._stack, self._state
         through = slice(going, before)
         index = self._order[through]
-        for name, t in state.tensors.items():
-            stack.tensors[name][index] = t[through].detach()
-        for key, total in state.sums.items():
-            if key not in stack.sums:
-                stack.sums[key] = torch.zeros_like(total)
-            stack.sums[key][index] += total[through]
+        for name, t in self._state.tensors.items():
+            self._stack.tensors[name][index] = t[through].detach()
+        for key, total in self._state.sums.items():
+            if key not in self._stack.sums:
+                self._stack.sums[key] = torch.zeros_like(total)
+            self._stack.sums[key][index] += total[through]
 
 
 def loss_context(client: Client, phases: Sequence[Phase]) -> Context:

@@ -15,8 +15,9 @@ from polyfed.core.randomness import derive_seed, keep_global_rng, seed_global_rn
 from polyfed.engine.executors.client_work import ClientWork, run_job
 from polyfed.engine.executors.executor import Done, Executor, ExecutorSetup
 from polyfed.engine.executors.jobs import JobResult, TrainJob
+from polyfed.engine.executors.recorded_step import Recordings
 from polyfed.engine.executors.stacked_loss import Tensors, own_tensors, structure
-from polyfed.engine.executors.stacked_training import Known, StackedClients, loss_context
+from polyfed.engine.executors.stacked_training import StackedClients, loss_context
 from polyfed.engine.local_training import contexts_on
 from polyfed.errors import ConfigError, RunError, kind_and_line
 from polyfed.functional.device_copies import copy_once
@@ -42,7 +43,9 @@ class VectorizedExecutor(Executor):
             raise ConfigError("expected workers = 2 or more, as the executor 'vectorized' trains so many as one, got 1")
         self._said: set[str] = set()
         self._prepares: list[object] = []
-        self._known = Known()
+        self._refused: dict[Hashable, str] = {}  # why clients of a kind train one after the other
+        self._recordings = Recordings()
+        self._fills: dict[Hashable, bool] = {}  # see `StackedClients`
 
     @classmethod
     def stack_size(cls, workers: int | None) -> int:
@@ -81,16 +84,16 @@ class VectorizedExecutor(Executor):
         if not first.exchange.trains:
             return map(self._alone, jobs)
         kind = self._kind(first)
-        reason = self._known.refused.get(kind) or self.setup.method.trains_alone
+        reason = self._refused.get(kind) or self.setup.method.trains_alone
         if first.client.privacy.max_grad_norm:
             reason = "gradients are bounded row by row"
         if not reason and len(jobs) >= self._least(first):
             try:
                 return self._stacked(jobs)
             except NotVectorizable as error:
-                reason = self._known.refused[kind] = str(error)
+                reason = self._refused[kind] = str(error)
             except torch.OutOfMemoryError as error:
-                if not self._known.recordings.forget(kind):
+                if not self._recordings.forget(kind):
                     raise RunError(
                         f"{first.client.title} ({first.client.architecture}), round {first.round}, training: the "
                         f"device's memory ran out with {len(jobs)} clients as one; set run.workers below {len(jobs)}"
@@ -107,7 +110,7 @@ class VectorizedExecutor(Executor):
         if model_factory.device.type == "cpu":
             return 2
         network = model_factory.module(job.client.architecture, job.variant)
-        return 1 if self._known.recordings.worthwhile(self._kind(job), network) else min(WORTH, self._size)
+        return 1 if self._recordings.worthwhile(self._kind(job), network) else min(WORTH, self._size)
 
     def _alone(self, job: TrainJob) -> JobResult:
         return run_job(job, self.setup.method, self.setup.model_factory, self.setup.store)
@@ -158,21 +161,20 @@ class VectorizedExecutor(Executor):
     def _trained(self, works: Sequence[ClientWork], tensors: Tensors, phases: Sequence[Phase]) -> Iterator[JobResult]:
         """Train as one, the networks' tensors in place, then upload one after the other."""
         job = works[0].job
-        kind = self._kind(job)
-        architecture, variant = job.client.architecture, job.variant
+        architecture, variant, kind = job.client.architecture, job.variant, self._kind(job)
         model_factory = self.setup.model_factory
         template = model_factory.module(architecture, variant)
         clients = [work.client for work in works]
+        numbers = [client.id for client in clients]
+        seed_global_rng(derive_seed(clients[0].seed, "layers", job.exchange.name, job.round, *numbers))
+        known = (kind, self._recordings, self._fills)
         try:
-            stack = StackedClients(clients, tensors, self.setup.method, template, self._known, kind)
-            numbers = [client.id for client in clients]
-            seed_global_rng(derive_seed(clients[0].seed, "layers", job.exchange.name, job.round, *numbers))
-            trained = stack.train(phases)
+            trained = StackedClients(clients, tensors, self.setup.method, template, *known).train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
         except Exception as error:  # also one of the method's own, which shows when the client trains alone
             raise NotVectorizable(f"its training cannot be vectorized ({kind_and_line(error)})") from error
-        if reason := self._known.recordings.refused.get(kind):
+        if reason := self._recordings.refused.get(kind):
             self._say_once(f"{architecture}: steps are launched one by one, not recorded ({reason})")
         if dropout_layers(template):
             self._say_once(f"{architecture}: dropout draws other masks for clients trained as one than for each alone")

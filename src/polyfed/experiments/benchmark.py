@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -26,13 +26,7 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.planned_runs import (
-    PlannedRun,
-    check_planned_runs,
-    data_checksum,
-    nothing_learnt_in,
-    run_planned,
-)
+from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, data_checksum, run_planned
 from polyfed.experiments.sweep import sweep
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
@@ -110,41 +104,46 @@ def benchmark(  # noqa: PLR0913 - what a user may choose, each by its name
         RunInterrupted: Ctrl-C; call it again to go on.
     """
     protocol = Protocol.load(suite)
-    names = tuple(dict.fromkeys(settings or protocol.settings))
+    names = list(dict.fromkeys(settings or protocol.settings))
     for name in names:
         if name not in protocol.settings:
             raise ConfigError(f"expected a setting of the suite, got '{name}'{suggest(name, protocol.settings)}")
     place = Path(out if out is not None else f"runs/{Path(suite).resolve().name}")
     figures = place / "results" if results is None else Path(results)
-    chosen_methods = None if methods is None else tuple(dict.fromkeys(list_of("methods", methods)))
-    if chosen_methods == ():
+    chosen = None if methods is None else list(dict.fromkeys(list_of("methods", methods)))
+    if chosen == []:
         raise ConfigError("methods: expected at least one, got none")
-    run = {"workers": workers, "executor": executor, "device": device, "loggers": loggers}
-    request = _Request(Path(suite), protocol, names, chosen_methods, place, figures, progress, run)
     read_processor_time(figures)  # an error of theirs comes before the first run
-    asked = [_Setting(request, name) for name in names if request.methods_of(name)]
-    ready = {setting.name: setting for setting in asked}
-    every = [ready.get(name) or _Setting(request, name) for name in protocol.settings]
-    _check_named(protocol, every)
+    run = {"workers": workers, "executor": executor, "device": device, "loggers": loggers}
+    request = _Request(Path(suite), protocol, place, figures, overwrite, progress, run)
+    known = {method for name in names for method in protocol.methods_of(name)}
+
+    def methods_of(setting: str) -> list[str]:
+        """One that some of the settings asked for have in these, any other in all."""
+        here = protocol.methods_of(setting)
+        return here if chosen is None else [name for name in chosen if name in here or name not in known]
+
+    every = {name: _Setting(request, name, methods_of(name)) for name in protocol.settings}
+    _check_named(protocol, every.values())
     make_folder(figures)
-    for setting in asked:
-        setting.run(overwrite)
+    for name in filter(methods_of, names):
+        every[name].run()
         request.write_page()
     found, files = request.write_page()
     return Benchmark(place, tuple(map(worth_of, found)) or None, found, files, request.failures, request.unlearnt)
 
 
-def _check_named(protocol: Protocol, settings: Sequence[_Setting]) -> None:
+def _check_named(protocol: Protocol, settings: Collection[_Setting]) -> None:
     """Whether what a suite names can come of it in some setting: primary pairs of rows, and methods alone.
 
     Raises:
         ConfigError: it cannot.
     """
     for upper, lower in protocol.primary:
-        if not any(setting.can_have(upper) and setting.can_have(lower) for setting in settings):
+        if not any({upper, lower} <= setting.possible_rows() for setting in settings):
             raise ConfigError(f"primary: expected two rows that one setting has, got {upper} and {lower}")
     for method in protocol.alone_of or ():
-        if not any(setting.can_have_alone(method) for setting in settings):
+        if not any(method in protocol.methods_of(one.name) and one.runs_alone(method) for one in settings):
             raise ConfigError(f"alone_of: expected methods that send something and are no controls, got {method}")
 
 
@@ -159,84 +158,56 @@ class _Request:
 
     folder: Path  # the suite's
     protocol: Protocol
-    settings: tuple[str, ...]
-    methods: tuple[str, ...] | None  # None: all that the settings have
     out: Path  # of runs
     figures: Path  # of the settings' files
+    overwrite: bool
     progress: bool
     run: Mapping[str, Any]  # workers, executor, device, loggers
     failures: dict[str, str] = field(default_factory=dict)  # as in `Benchmark`
     unlearnt: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def watchers(self) -> list[Logger]:
-        return [Console()] if self.progress else []
 
     def write_page(self) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
         """See `polyfed.report.benchmark_page.write_page`; of the figures as they are, with those of other processes."""
         with lock_folder(self.figures, waits=True):
             return write_page(self.figures, self.protocol.title, list(self.protocol.settings), self.protocol.primary)
 
-    def methods_of(self, setting: str) -> list[str]:
-        """The methods to run in a setting: one that some of the settings asked for have in these, any other in all."""
-        here = self.protocol.methods_of(setting)
-        if self.methods is None:
-            return here
-        known = {name for asked in self.settings for name in self.protocol.methods_of(asked)}
-        return [name for name in self.methods if name in here or name not in known]
-
-    def recipe_of(self, setting: str, chosen: Mapping[str, Any] = MappingProxyType({}), method: str = "") -> Recipe:
-        """A setting's recipe with its preset and changes. chosen: hyperparameters of a method.
-
-        Raises:
-            ConfigError: the recipe is wrong.
-        """
-        own = self.protocol.settings[setting]
-        tuned = [f"{key_of(method, name)}={to_toml(value)}" for name, value in chosen.items()]
-        changes = [*self.changes_of(setting), *tuned]
-        recipe = Recipe.load(self.folder / own.recipe, changes, preset=own.preset, **self.run)
-        shown = [change for change in tuned if change.startswith("training.")]  # the others stand in [method]
-        return recipe.with_run(overrides=[*own.overrides, *shown])
-
-    def changes_of(self, setting: str) -> list[str]:
-        """What is changed of a setting's recipe, as ``--set`` takes it; its own ``run.keep`` comes last, and holds."""
-        return [_NO_WEIGHTS, *self.protocol.overrides_of(setting)]
-
 
 class _Setting:
-    """One setting of a suite.
+    """One setting of a suite. methods: those to run; Local runs beside them.
 
     Raises:
         ConfigError: the recipe has not all methods, or they do not take the values that are tried; or the figures that
             are there are of another recipe.
     """
 
-    def __init__(self, request: _Request, name: str) -> None:
+    def __init__(self, request: _Request, name: str, methods: Sequence[str]) -> None:
         self.request = request
+        self.protocol = request.protocol
         self.name = name
-        self.recipe = request.recipe_of(name)
-        self.methods = list(dict.fromkeys((_LOCAL, *request.methods_of(name))))
+        self.recipe = self._recipe_of()
+        self.methods = list(dict.fromkeys((_LOCAL, *methods)))
+        self.watchers: list[Logger] = [Console()] if request.progress else []
         for method in self.methods:
             self.recipe.choose(method)
             for key, values in self._grid(method).items():
                 for value in values:
-                    request.recipe_of(name, {key: value}, method).choose(method)
+                    self._recipe_of({key: value}, method).choose(method)
         self._read_stored()
 
-    def can_have(self, row: str) -> bool:
-        """Whether the suite may give a row of this name."""
-        methods = self.request.protocol.methods_of(self.name)
-        alone = [self._row_name(method, alone=True) for method in methods if self.can_have_alone(method)]
-        is_pooled = "pooled" in self.request.protocol.controls
-        further = ["pooled", "pooled-shares", "pooled-tuned"] if is_pooled else []
-        return row in (*map(self._row_name, (_LOCAL, *methods)), *alone, *further)
+    def possible_rows(self) -> set[str]:
+        """The names of all rows that the suite may give."""
+        methods = self.protocol.methods_of(self.name)
+        alone = [self._row_name(method, alone=True) for method in methods if self.runs_alone(method)]
+        pooled_rows = ["pooled", "pooled-shares", "pooled-tuned"] if "pooled" in self.protocol.controls else []
+        return {*map(self._row_name, (_LOCAL, *methods)), *alone, *pooled_rows}
 
-    def can_have_alone(self, method: str) -> bool:
+    def runs_alone(self, method: str) -> bool:
         """Whether the suite has a row of a method alone."""
-        is_compared = method in self.request.protocol.methods_of(self.name)
-        return is_compared and self._runs_alone(method, self.recipe.choose(method))
+        asked = self.protocol.alone_of
+        is_asked = "alone" in self.protocol.controls and (asked is None or method in asked)
+        return is_asked and method != _LOCAL and runs_alone(self.recipe.choose(method))
 
-    def run(self, overwrite: bool) -> None:
+    def run(self) -> None:
         """Tune the methods and run their rows; figures are written after every method.
 
         Raises:
@@ -248,9 +219,32 @@ class _Setting:
             build_federation(self.recipe.choose(method), data=data, pretrained=False)  # whether it fits at all
         self._check_data(data)
         for method in self.methods:
-            for watcher in self.request.watchers:
+            for watcher in self.watchers:
                 watcher.message(f"setting {self.name}, {method}")
-            self._run_method(method, overwrite, data)
+            self._run_method(method, data)
+
+    def _recipe_of(self, chosen: Mapping[str, Any] = MappingProxyType({}), method: str = "") -> Recipe:
+        """The setting's recipe with its preset and changes. chosen: hyperparameters of a method.
+
+        Raises:
+            ConfigError: the recipe is wrong.
+        """
+        own = self.protocol.settings[self.name]
+        tuned = [f"{key_of(method, name)}={to_toml(value)}" for name, value in chosen.items()]
+        recipe = Recipe.load(
+            self.request.folder / own.recipe, [*self._changes(), *tuned], preset=own.preset, **self.request.run
+        )
+        shown = [change for change in tuned if change.startswith("training.")]  # the others stand in [method]
+        return recipe.with_run(overrides=[*own.overrides, *shown])
+
+    def _changes(self) -> list[str]:
+        """What is changed of the recipe, as ``--set`` takes it; its own ``run.keep`` comes last, and holds."""
+        return [_NO_WEIGHTS, *self.protocol.overrides_of(self.name)]
+
+    def _row_name(self, method: str, alone: bool = False) -> str:
+        return (self.recipe.choose_alone(method) if alone else self.recipe.choose(method)).name
+
+    # stored figures -------------------------------------------------------------------------------------------------
 
     def _read_stored(self) -> SettingResult | None:
         """The figures that are there, once it is known that they are of the same recipe."""
@@ -259,10 +253,7 @@ class _Setting:
         if difference is None:
             return stored
         key, there, here = difference
-        raise ConfigError(
-            f"{self.name}: expected stored figures with {key} = {here}, as in the recipe, got those with {there}; "
-            f"choose another --results, or remove {self.name}.json there"
-        )
+        raise self._refusal(f"with {key} = {here}, as in the recipe, got those with {there}")
 
     def _check_data(self, data: DataCache) -> None:
         """Whether the figures that are there are of the data that there are now; of older ones that is not known.
@@ -275,91 +266,76 @@ class _Setting:
             return
         seed, checksum = next(iter(stored.data.items()))
         if data_checksum(self.recipe.choose(_LOCAL).with_run(seed=int(seed), out=None), data) != checksum:
-            raise ConfigError(
-                f"{self.name}: expected stored figures of the data that there are now, got those of others of this "
-                f"name; choose another --results, or remove {self.name}.json there"
-            )
+            raise self._refusal("of the data that there are now, got those of others of this name")
+
+    def _refusal(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"{self.name}: expected stored figures {why}; choose another --results, or remove {self.name}.json there"
+        )
 
     # a method -------------------------------------------------------------------------------------------------------
 
-    def _run_method(self, method: str, overwrite: bool, data: DataCache) -> None:
+    def _run_method(self, method: str, data: DataCache) -> None:
         tuning: dict[str, Tuning] = {}
-        choices: dict[bool, Mapping[str, Any]] = {}
-        trials: dict[str, list[RunRecord]] = {}
         for alone in self._tuned_rows(method):
-            tuned = self._tune(method, alone, overwrite)
+            tuned = self._tune(method, alone)
             if tuned is None:
                 return
-            row = self._row_name(method, alone)
-            tuning[row] = tuned
-            choices[alone] = tuned.chosen
-            trials[row] = [run for run in load_runs(self._tuning_folder(method, alone)) if run.finished]
-        rows = list(self._rows_of(method, choices))
-        runs = self._run_rows(rows, overwrite, data)
+            tuning[self._row_name(method, alone)] = tuned
+        rows = self._rows_of(method, tuning)
+        runs = self._run_rows(rows, data)
         found = [
             each
             for row in rows
-            if runs[row.name]
+            if row.name in runs
             for each in rows_of(row.name, runs[row.name], self._hyperparameters(row), row.chosen_method.is_control)
         ]
         if not found:
             return
-        order = dict.fromkeys((_LOCAL, *self.request.protocol.methods_of(self.name), *self.methods))
+        trials = {row: [run for run in load_runs(self._tuning_folder(row)) if run.finished] for row in tuning}
+        order = dict.fromkeys((_LOCAL, *self.protocol.methods_of(self.name), *self.methods))
         with lock_folder(self.request.figures, waits=True):
             add_result(
                 self.request.figures,
                 self.name,
                 found,
-                {name: own for name, own in runs.items() if own},
+                runs,
                 recipe=described(self.recipe),
                 tuning=tuning,
                 trials=trials,
-                order=[self._row_name(one) for one in order],
+                order=list(map(self._row_name, order)),
             )
 
-    def _run_rows(self, rows: Sequence[Recipe], overwrite: bool, data: DataCache) -> dict[str, list[RunRecord]]:
+    def _rows_of(self, method: str, tuning: Mapping[str, Tuning]) -> list[Recipe]:
+        """A method, and its controls, each with what validation has chosen for it, or for the method together."""
+        chosen = {row: tuned.chosen for row, tuned in tuning.items()}
+        together = chosen.get(self._row_name(method), {})
+        tuned = self._recipe_of(together, method)
+        rows = [tuned.choose(method)]
+        if method == _LOCAL and "pooled" in self.protocol.controls:
+            rows.append(pooled(tuned))
+        if self.runs_alone(method):
+            own = chosen.get(self._row_name(method, alone=True), together)
+            rows.append(self._recipe_of(own, method).choose_alone(method))
+        return rows
+
+    def _run_rows(self, rows: Sequence[Recipe], data: DataCache) -> dict[str, list[RunRecord]]:
         """Run what is not done of some rows, seed by seed, so that the runs of a seed share the data in memory.
 
         Returns:
-            Row -> its finished runs.
+            Row -> its finished runs; none where there are none.
         """
-        request = self.request
+        folder = self.request.out / self.name
         planned = [
-            PlannedRun(row.name, row.with_run(seed=seed, out=None), self._place(row, seed))
-            for seed in request.protocol.seeds_of(self.name)
+            PlannedRun(row.name, row.with_run(seed=seed, out=None), folder / row.name / f"seed-{seed}")
+            for seed in self.protocol.seeds_of(self.name)
             for row in rows
         ]
-        pending = check_planned_runs(planned, request.out / self.name, overwrite, data)
-        failed = run_planned(planned, pending, overwrite, data, request.watchers)
-        request.failures.update({f"{self.name}: {title}": why for title, why in failed.items()})
-        done = [one for one in planned if one.title not in failed]
-        found: dict[str, list[RunRecord]] = {row.name: [] for row in rows}
-        if done:
-            runs = load_runs([one.folder for one in done])
-            unlearnt = nothing_learnt_in(done, runs)
-            request.unlearnt.update({f"{self.name}: {title}": line for title, line in unlearnt.items()})
-            for run in runs:
-                found[run.path.parent.name].append(run)
-        return found
-
-    def _rows_of(self, method: str, choices: Mapping[bool, Mapping[str, Any]]) -> Iterator[Recipe]:
-        """A method, and its controls.
-
-        choices: its hyperparameters; under True those of the method alone, where they are others.
-        """
-        together = choices.get(False, {})
-        tuned = self.request.recipe_of(self.name, together, method)
-        own = tuned.choose(method)
-        yield own
-        if method == _LOCAL and "pooled" in self.request.protocol.controls:
-            yield pooled(tuned)
-        elif self._runs_alone(method, own):
-            yield self.request.recipe_of(self.name, choices.get(True, together), method).choose_alone(method)
-
-    def _runs_alone(self, method: str, row: Recipe) -> bool:
-        protocol = self.request.protocol
-        is_asked = "alone" in protocol.controls and (protocol.alone_of is None or method in protocol.alone_of)
-        return is_asked and method != _LOCAL and runs_alone(row)
+        pending = check_planned_runs(planned, folder, self.request.overwrite, data)
+        done = run_planned(planned, pending, self.request.overwrite, data, self.watchers)
+        self.request.failures.update({f"{self.name}: {title}": why for title, why in done.failures.items()})
+        self.request.unlearnt.update({f"{self.name}: {title}": line for title, line in done.unlearnt.items()})
+        return {row.name: runs for row in rows if (runs := done.of_row(row.name))}
 
     def _hyperparameters(self, row: Recipe) -> dict[str, Any]:
         """All hyperparameters of a row's method, and the settings of [training] chosen for it, as figures keep them."""
@@ -372,37 +348,36 @@ class _Setting:
 
     def _grid(self, method: str) -> dict[str, list[Any]]:
         """Hyperparameter -> the values that are tried; empty for a method that is not tuned."""
-        return self.request.protocol.tuning_of(self.name).get(method, {})
+        return self.protocol.tuning_of(self.name).get(method, {})
 
     def _tuned_rows(self, method: str) -> list[bool]:
         """Which rows of a method are tuned: False for the method, True for the method alone, if for itself."""
         if not self._grid(method):
             return []
-        is_separate = method in (self.request.protocol.tune_alone or ())
-        return [False, True] if is_separate and self._runs_alone(method, self.recipe.choose(method)) else [False]
+        is_separate = method in (self.protocol.tune_alone or ()) and self.runs_alone(method)
+        return [False, True] if is_separate else [False]
 
-    def _tune(self, method: str, alone: bool, overwrite: bool) -> Tuning | None:
+    def _tune(self, method: str, alone: bool) -> Tuning | None:
         """What validation chooses of the values tried for a row; None where no trial was finished."""
-        protocol = self.request.protocol
         grid = self._grid(method)
-        chosen = self._search(method, alone, grid, overwrite)
+        chosen = self._search(method, alone, grid, self.request.overwrite)
         further: dict[str, Any] = {}
-        if chosen is not None and protocol.widen:
+        if chosen is not None and self.protocol.widen:
             beyond = {name: one_beyond(values, chosen[name]) for name, values in grid.items()}
             further = {name: value for name, value in beyond.items() if self._is_allowed(method, name, value)}
         if further:
             wider = {name: [*values, further[name]] if name in further else values for name, values in grid.items()}
-            chosen = self._search(method, alone, wider, False)
+            chosen = self._search(method, alone, wider, overwrite=False)
         if chosen is None:
             return None
-        return Tuning(tried=_as_json(grid), widened=further, seeds=protocol.tuning_seeds, chosen=_as_json(chosen))
+        return Tuning(tried=_as_json(grid), widened=further, seeds=self.protocol.tuning_seeds, chosen=_as_json(chosen))
 
     def _is_allowed(self, method: str, name: str, value: Any) -> bool:
         """Whether a value beyond those tried is one that the method takes."""
         if value is None:
             return False
         try:
-            self.request.recipe_of(self.name, {name: value}, method).choose(method)
+            self._recipe_of({name: value}, method).choose(method)
         except ConfigError:
             return False
         return True
@@ -411,40 +386,31 @@ class _Setting:
         self, method: str, alone: bool, values: Mapping[str, list[Any]], overwrite: bool
     ) -> dict[str, Any] | None:
         """The combination that validation chooses; None where no trial was finished."""
-        request = self.request
-        setting = request.protocol.settings[self.name]
-        changes = {".".join(keys): [value] for keys, value in map(parse_override, request.changes_of(self.name))}
+        setting = self.protocol.settings[self.name]
+        changes = {".".join(keys): [value] for keys, value in map(parse_override, self._changes())}
         if alone:
             changes[key_of(method, "alone")] = [True]
         tried = sweep(
-            request.folder / setting.recipe,
+            self.request.folder / setting.recipe,
             changes | {key_of(method, name): tried for name, tried in values.items()},
             method=method,
-            seeds=request.protocol.tuning_seeds,
-            out=self._tuning_folder(method, alone),
+            seeds=self.protocol.tuning_seeds,
+            out=self._tuning_folder(self._row_name(method, alone)),
             overwrite=overwrite,
-            progress=request.progress,
+            progress=self.request.progress,
             preset=setting.preset,
             local=False,
-            race=request.protocol.race,
-            **request.run,
+            race=self.protocol.race,
+            **self.request.run,
         )
-        request.failures.update({f"{self.name}, tuning: {title}": why for title, why in tried.failures.items()})
+        self.request.failures.update({f"{self.name}, tuning: {title}": why for title, why in tried.failures.items()})
         if tried.chosen is None:
             return None
         chosen = tried.chosen  # of what has several values
         return {name: chosen.get(key_of(method, name), given[0]) for name, given in values.items()}
 
-    # places ---------------------------------------------------------------------------------------------------------
-
-    def _place(self, row: Recipe, seed: int) -> Path:
-        return self.request.out / self.name / row.name / f"seed-{seed}"
-
-    def _tuning_folder(self, method: str, alone: bool) -> Path:
-        return self.request.out / "tuning" / self.name / (f"{method}-alone" if alone else method)
-
-    def _row_name(self, method: str, alone: bool = False) -> str:
-        return (self.recipe.choose_alone(method) if alone else self.recipe.choose(method)).name
+    def _tuning_folder(self, row: str) -> Path:
+        return self.request.out / "tuning" / self.name / row
 
 
 def one_beyond(values: Sequence[Any], chosen: Any) -> Any:

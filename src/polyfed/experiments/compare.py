@@ -12,7 +12,7 @@ from polyfed.engine.arguments import list_of
 from polyfed.errors import ConfigError
 from polyfed.experiments.controls import controls_of
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, nothing_learnt_in, run_planned
+from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, run_planned
 from polyfed.experiments.run import resolve_recipe
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
@@ -21,7 +21,6 @@ from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import Table, to_html, to_text
 from polyfed.report.html_report import write_report
 from polyfed.report.results_page import save_command
-from polyfed.report.run_records import load_runs
 from polyfed.report.statistics import SEEDS, parse_target
 from polyfed.units import human_count
 
@@ -128,8 +127,10 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
                 f"warning: {human_count(len(unique_seeds), 'seed')} cannot tell a difference from chance; use at "
                 f"least {SEEDS}: --seeds 0,1,2"
             )
-    failures = run_planned(planned, pending, overwrite, data, watchers)
-    if len(failures) < len(planned) and not isinstance(recipe, Recipe):
+    done = run_planned(planned, pending, overwrite, data, watchers)
+    if not done.runs:
+        return Comparison(folder, None, (), done.failures)
+    if not isinstance(recipe, Recipe):
         asked = {
             "--methods": ",".join(given),
             "--seeds": ",".join(map(str, seeds)),
@@ -140,7 +141,8 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         words += [word for text in overrides for word in ("--set", text)]
         words += ["--controls"] if controls else []
         save_command(folder, shlex.join(["polyfed", "compare", str(recipe), *words]), ran=bool(pending))
-    return _summarize(folder, planned, failures, target)
+    table = compare_runs(done.runs, target=target)
+    return Comparison(folder, table, tuple(write_report(done.runs, table, folder)), done.failures, done.unlearnt)
 
 
 def _check_names(chosen: Mapping[str, Recipe]) -> None:
@@ -153,15 +155,3 @@ def _check_names(chosen: Mapping[str, Recipe]) -> None:
                 f"expected methods with names of their own, got '{recipe.name}' of {other} and {asked}; give a "
                 "class another `name`, or name one in [methods]"
             )
-
-
-def _summarize(
-    folder: Path, planned: Sequence[PlannedRun], failures: Mapping[str, str], target: str | float | None
-) -> Comparison:
-    done = [member.folder for member in planned if member.title not in failures]
-    if not done:
-        return Comparison(folder, None, (), dict(failures))
-    runs = load_runs(done)
-    table = compare_runs(runs, target=target)
-    files = write_report(runs, table, folder)
-    return Comparison(folder, table, tuple(files), dict(failures), nothing_learnt_in(planned, runs))

@@ -8,7 +8,7 @@ what a killed one left.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +22,9 @@ from polyfed.experiments.run import check_run_folder_place
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 from polyfed.registry import own_code
-from polyfed.report.run_records import RunRecord
+from polyfed.report.run_records import RunRecord, load_runs
 
-__all__ = [
-    "PlannedRun",
-    "check_planned_runs",
-    "data_checksum",
-    "nothing_learnt_in",
-    "run_planned",
-    "wait_until_free",
-]
+__all__ = ["Outcome", "PlannedRun", "check_planned_runs", "data_checksum", "run_planned", "wait_until_free"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +39,30 @@ class PlannedRun:
     def title(self) -> str:
         """For progress and errors: ``"fedgh, seed 0"``."""
         return f"{self.name}, seed {self.recipe.run.seed}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has come of planned runs.
+
+    Attributes:
+        runs: all that are finished, of all rows. failures: ``"fedin, seed 0"`` -> why it failed.
+        unlearnt: likewise, the line on a run in which nothing was learnt.
+    """
+
+    runs: Sequence[RunRecord]
+    failures: Mapping[str, str]
+    unlearnt: Mapping[str, str]
+
+    def of_row(self, folder: str) -> list[RunRecord]:
+        """The finished runs of a row, in order of seeds. folder: name of the one that holds its runs."""
+        return sorted((run for run in self.runs if run.path.parent.name == folder), key=lambda run: run.seed)
+
+    def joined(self, other: Outcome) -> Outcome:
+        """With what has come of further runs."""
+        return Outcome(
+            [*self.runs, *other.runs], {**self.failures, **other.failures}, {**self.unlearnt, **other.unlearnt}
+        )
 
 
 def check_planned_runs(
@@ -136,18 +153,15 @@ def run_planned(
     overwrite: bool,
     data: DataCache,
     watchers: Sequence[Logger],
-) -> dict[str, str]:
+) -> Outcome:
     """Run what is pending, in order; a run that fails does not keep the others from running.
 
     What other processes are at comes last: this one waits for them, and goes on with what they left.
 
-    Returns:
-        ``"fedin, seed 0"`` -> why it failed.
-
     Raises:
         RunInterrupted: Ctrl-C; what is done is kept.
     """
-    failures = {}
+    failures: dict[str, str] = {}
     titles = {one.title: f"run {number} of {len(members)}: {one.title}" for number, one in enumerate(members, 1)}
     for member in members:
         if member not in pending:
@@ -170,7 +184,10 @@ def run_planned(
         if left:
             _tell(watchers, f"{left[0].title}: waiting for another process, which is at work on it")
             wait_until_free(left[0].folder)
-    return failures
+    done = {member.folder.resolve(): member.title for member in members if member.title not in failures}
+    runs = [run for run in load_runs(done) if run.finished] if done else []
+    lines = {done[run.path.resolve()]: run.result.nothing_learnt for run in runs}
+    return Outcome(runs, failures, {title: line for title, line in lines.items() if line})
 
 
 def _tell(watchers: Sequence[Logger], line: str) -> None:
@@ -198,10 +215,3 @@ def _run_or_skip(member: PlannedRun, overwrite: bool, data: DataCache, watchers:
             )
         finally:
             gc.collect()
-
-
-def nothing_learnt_in(members: Sequence[PlannedRun], runs: Sequence[RunRecord]) -> dict[str, str]:
-    """``"fedin, seed 0"`` -> the line on a run in which nothing was learnt."""
-    lines = {run.path.resolve(): run.result.nothing_learnt for run in runs if run.finished}
-    found = {member.title: lines.get(member.folder.resolve()) for member in members}
-    return {title: line for title, line in found.items() if line}

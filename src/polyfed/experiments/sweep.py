@@ -20,11 +20,11 @@ from polyfed.config.recipe import Recipe
 from polyfed.config.resolve import parse_override, to_toml
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, run_planned
+from polyfed.experiments.planned_runs import Outcome, PlannedRun, check_planned_runs, run_planned
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 from polyfed.markup import notes, paragraph
-from polyfed.report.run_records import RunRecord, format_setting, load_runs
+from polyfed.report.run_records import format_setting
 from polyfed.report.sweep_figures import draw
 from polyfed.report.sweeps import SweepCell, SweepTable, build_table, short_names, to_html, to_text, write
 
@@ -164,36 +164,29 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     watchers: list[Logger] = [Console()] if progress else []
     run = functools.partial(run_planned, pending=pending, overwrite=overwrite, data=data, watchers=watchers)
     if race is None:
-        failures = run(members)
+        done = run(members)
     else:
         first = [member for member in members if member.recipe.run.seed == seeds[0]]
-        failures = run(first)
-        ahead = _best(points, _by_slug(first, failures), race)
+        begun = run(first)
+        ahead = _best(points, begun, race)
         ahead |= {beside[slug].slug for slug in ahead & beside.keys()}
         others = [member for member in members if member not in first and member.folder.parent.name in ahead]
-        failures |= run(others)
-        members = [*first, *others]
-    runs = _by_slug(members, failures)
+        done = begun.joined(run(others))
     cells = [
         SweepCell(
             point.settings,
-            runs[point.slug],
-            complete=len(runs[point.slug]) == len(set(seeds)),
-            beside=runs[beside[point.slug].slug] if point.slug in beside else (),
+            done.of_row(point.slug),
+            complete=len(done.of_row(point.slug)) == len(set(seeds)),
+            beside=done.of_row(beside[point.slug].slug) if point.slug in beside else (),
             words=point.words,
         )
         for point in every
     ]
-    table = build_table(swept, cells, [f"{title} failed: {reason}" for title, reason in failures.items()])
+    table = build_table(swept, cells, [f"{title} failed: {reason}" for title, reason in done.failures.items()])
     files = () if table is None else (*write(table, folder), *draw(table, folder))
-    return Sweep(folder, table, files, failures, _unlearnt(points, runs))
-
-
-def _unlearnt(points: Sequence[_Point], runs: Mapping[str, Sequence[RunRecord]]) -> dict[str, str]:
-    """``"lr=1e6, seed 0"`` -> the line on a run that learnt nothing; empty if any run, with any settings, did."""
-    every = {f"{point.name}, seed {run.seed}": run.result for point in points for run in runs[point.slug]}
-    lines = {title: result.nothing_learnt for title, result in every.items() if result.nothing_learnt}
-    return lines if len(lines) == len(every) else {}
+    every_run = {f"{point.name}, seed {run.seed}": run for point in points for run in done.of_row(point.slug)}
+    lost = {title: done.unlearnt[title] for title in every_run if title in done.unlearnt}
+    return Sweep(folder, table, files, done.failures, lost if len(lost) == len(every_run) else {})
 
 
 # the grid -----------------------------------------------------------------------------------------------------------
@@ -279,20 +272,10 @@ def _check_validation(pending: Sequence[PlannedRun], data: DataCache) -> None:
             )
 
 
-def _best(points: Sequence[_Point], runs: Mapping[str, Sequence[RunRecord]], count: int) -> set[str]:
+def _best(points: Sequence[_Point], done: Outcome, count: int) -> set[str]:
     """The slugs of the combinations with the best validation scores; of equal ones the first."""
-    found = [(point.slug, run.result) for point in points for run in runs[point.slug]]
-    scores = {slug: result.validation for slug, result in found if result.validation is not None}
-    is_error = any(result.main_score.lower_is_better for _, result in found)
+    found = [(point.slug, run) for point in points for run in done.of_row(point.slug)]
+    scores = {slug: score for slug, run in found if (score := run.figure("validation")) is not None}
+    is_error = any(run.result.main_score.lower_is_better for _, run in found)
     ordered = sorted(scores, key=lambda slug: scores[slug] if is_error else -scores[slug])
     return set(ordered[:count])
-
-
-def _by_slug(members: Sequence[PlannedRun], failures: Mapping[str, str]) -> dict[str, list[RunRecord]]:
-    """The finished runs of each combination, in order of seeds."""
-    done = [member.folder for member in members if member.title not in failures]
-    found: dict[str, list[RunRecord]] = {member.folder.parent.name: [] for member in members}
-    runs = load_runs(done) if done else []
-    for run in runs:
-        found[run.path.parent.name].append(run)
-    return {slug: sorted(own, key=lambda run: run.seed) for slug, own in found.items()}

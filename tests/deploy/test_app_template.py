@@ -15,7 +15,7 @@ import pytest
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.deploy.app_template import create_app
-from polyfed.deploy.flower_transport import RUN_CONFIG
+from polyfed.deploy.flower_transport import RunConfig
 from polyfed.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,9 @@ def test_flowers_part_of_pyproject(app: Path) -> None:
     assert project["project"]["dependencies"] == [], "a SuperLink would install them anew for every run"
     assert re.fullmatch(r"[a-z][a-z0-9-]{0,31}", project["project"]["name"])
     told = project["tool"]["flwr"]["app"]
-    assert told["config"].keys() == RUN_CONFIG.keys(), "Flower lets a run change what is listed, and nothing else"
+    assert told["config"].keys() == RunConfig().model_dump(by_alias=True).keys(), (
+        "Flower lets a run change what is listed, and nothing else"
+    )
     names = {
         node.targets[0].id
         for node in ast.parse((app / "federated_app.py").read_text()).body

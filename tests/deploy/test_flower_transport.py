@@ -10,7 +10,7 @@ import pytest
 
 from polyfed.config.recipe import Recipe
 from polyfed.deploy import SHORTEST, flower_transport
-from polyfed.deploy.flower_transport import RUN_CONFIG, FlowerTransport, answering, make_server_app
+from polyfed.deploy.flower_transport import FlowerTransport, RunConfig, answering, make_server_app
 from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Envelope
@@ -84,8 +84,7 @@ def flown(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch, **confi
 
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    settings = {key: default for key, (default, _) in RUN_CONFIG.items()}
-    settings |= {"out": str(folder / "out"), **{key.replace("_", "-"): value for key, value in config.items()}}
+    settings = RunConfig(**{"out": str(folder / "out"), **config}).model_dump(by_alias=True)
     grid = Grid(node_of(recipe), settings, folder, range(3))
     make_server_app(recipe)(grid, grid.contexts[10])
     return grid
@@ -143,9 +142,10 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"deadlin": 1.0}, "run-config: unknown key 'deadlin'; did you mean 'deadline'?"),
-        ({"resume": 1}, "run-config: expected bool as 'resume', go on after the run folder's last round, got 1"),
+        ({"deadlin": 1.0}, "unknown key 'run-config.deadlin'; did you mean 'deadline'?"),
+        ({"resume": 1}, "run-config.resume: expected true or false, got 1"),
+        ({"max-megabytes": -1.0}, "run-config.max-megabytes: expected more than 0, got -1.0"),
     ],
 )
 def test_wrong_run_configuration_is_one_line(given: dict[str, Any], line: str) -> None:
-    assert refusal(lambda: flower_transport.read_run_config(given)) == line
+    assert refusal(lambda: RunConfig(**given)) == line

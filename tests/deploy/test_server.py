@@ -516,7 +516,6 @@ def test_wrong_node_configuration_is_one_line(
     ("options", "line"),
     [
         ({"clients": 4}, "clients: expected 3, the clients of the recipe, got 4"),
-        ({"max_megabytes": -1.0}, "max-megabytes: expected more than 0, got -1.0"),
         ({"adversaries": {"label_flip_fraction": 0.3}}, "^adversaries: expected none in a deployment"),
         ({"pretraining": {"epochs": 1}}, "pretraining"),
         ({"run": {"keep": "nothing"}}, "run.keep: expected 'last' or 'best'"),
@@ -676,7 +675,7 @@ NONSENSE: Mapping[int, tuple[Callable[[Envelope], Envelope], str, str]] = {  # r
     4: (lambda own: changed(own, {}, {"loss": float("inf")}), "refused", "the training loss is inf"),
     5: (lambda own: Envelope("train", {}, b""), "dropped", "expected the facts of an envelope (task result)"),
     6: (lambda own: changed(own, {}, {"steps": -1}), "dropped", "got others at 'steps'"),
-    7: (lambda own: changed(own, {}, {"mark": "000009-00"}), "dropped", "expected the mark 000007-00, got '000009-00'"),
+    7: (lambda own: changed(own, {}, {"mark": "000009-00"}), "dropped", "got others at 'mark'"),
     8: (lambda own: dataclasses.replace(own, body=b"\xff" * 50), "dropped", "got 50 that are none"),
     9: (lambda own: changed(own, {"lars": torch.zeros(300, 1000)}, {}), "dropped", "at most 1000000 bytes, got 1200"),
 }

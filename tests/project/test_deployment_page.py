@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from polyfed.deploy.flower_transport import RUN_CONFIG
+import pytest
+
+from polyfed.core.settings import Settings
+from polyfed.deploy.flower_transport import RunConfig
 from polyfed.deploy.node_config import NodeConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -17,6 +20,9 @@ def keys(heading: str) -> set[str]:
     return {name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
 
 
-def test_the_tables_list_all_settings_and_no_others() -> None:
-    assert keys("given in `--node-config`") == {str(field.alias) for field in NodeConfig.model_fields.values()}
-    assert keys("given in `[tool.flwr.app.config]`") == RUN_CONFIG.keys()
+@pytest.mark.parametrize(
+    ("heading", "settings"),
+    [("given in `--node-config`", NodeConfig), ("given in `[tool.flwr.app.config]`", RunConfig)],
+)
+def test_the_tables_list_all_settings_and_no_others(heading: str, settings: type[Settings]) -> None:
+    assert keys(heading) == {str(field.alias) for field in settings.model_fields.values()}

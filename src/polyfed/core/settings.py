@@ -251,6 +251,10 @@ class Evaluation(Settings):
         description="patience: better means by more than this, accuracies being in [0, 1], RMSE in the target's unit",
     )
 
+    def is_due(self, number: int, rounds: int, is_final: bool) -> bool:
+        """Whether clients are scored at the end of round `number` of so many. is_final: of the round after the last."""
+        return is_final or number == rounds or number % self.every_n_rounds == 0
+
     @model_validator(mode="after")
     def _each_is_asked_once(self) -> Self:
         if self.stage in self.extra_stages:

@@ -22,9 +22,7 @@ from torch import Tensor
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import Message, to_bytes
 from polyfed.deploy.node_config import NodeConfig
-from polyfed.deploy.node_disk import checkpoint_id
 from polyfed.deploy.protocol import Kind, TaskRequest, shared_config
-from polyfed.engine.evaluation import figures_of
 from polyfed.engine.run_folder import lock_folder
 from polyfed.errors import ConfigError, RunError
 from polyfed.records.read import parse_json
@@ -71,14 +69,6 @@ class AnswerLimits:
         last = rounds + 1 if final else rounds  # the final round has a number of its own
         if task.round > last or (trains and not 1 <= task.round <= rounds):
             raise ConfigError(f"expected a round from 1 to {rounds}, as in this node's recipe, got {task.round}")
-        own = figures_of(recipe.evaluation, {})
-        if foreign := [name for name in task.figures if name not in own]:
-            raise ConfigError(
-                f"expected figures of evaluation.metrics in this node's recipe ({', '.join(own) or 'none'}), got "
-                f"'{foreign[0]}'"
-            )
-        if task.scores and "after_training" not in recipe.evaluation.stages(method.evaluation_stage):
-            raise ConfigError("expected no scores after training, which this node's recipe does not have, got a wish")
         if kind != "train":
             return
         exchanges = final if task.is_final else method.exchanges(task.round)
@@ -86,11 +76,9 @@ class AnswerLimits:
             raise ConfigError(
                 f"expected one of {len(exchanges)} exchanges in round {task.round}, got {task.exchange_index}"
             )
-        if task.mark != (mark := checkpoint_id(task.round, task.exchange_index)):
-            raise ConfigError(f"expected the mark {mark}, got '{task.mark}'")
 
-    def count(self, kind: Kind, task: TaskRequest, request: str) -> TaskRequest:
-        """Note that a request is answered; what of it is to be answered. request: identifies it.
+    def count(self, kind: Kind, task: TaskRequest, request: str, has_scores: bool) -> bool:
+        """Note that a request is answered; whether with scores. request: identifies it.
 
         Raises:
             RunError: it would be one too many, or cannot be noted.
@@ -103,12 +91,12 @@ class AnswerLimits:
         else:
             times = len(lengths) if task.is_final else 1
             self._count(f"training in {_when(task)}", request, self._requests * times)
-            if task.parts or task.scores:
-                try:
+            try:
+                if has_scores:
                     self._count("scores", request, self._most_scores(lengths))
-                except TooManyAnswers:  # the work is wanted all the same
-                    return task.model_copy(update={"parts": [], "scores": False})
-        return task
+            except TooManyAnswers:  # the work is wanted all the same
+                return False
+        return has_scores
 
     def count_release(self, task: TaskRequest, message: Message) -> None:
         """Note what is about to leave the node, where noise hides rows in it.

@@ -15,7 +15,7 @@ from pathlib import Path
 import tomli_w
 
 from polyfed.config.recipe import Recipe
-from polyfed.deploy.flower_transport import RUN_CONFIG
+from polyfed.deploy.flower_transport import RunConfig
 from polyfed.deploy.tls import AUTHORITY
 from polyfed.engine.run_folder import atomic_write
 from polyfed.errors import ConfigError
@@ -91,7 +91,6 @@ def create_app(
 
 def _variables(app: Path, recipe: Recipe, host: str) -> dict[str, str]:
     clients = recipe.data.client_count
-    defaults = {key: default for key, (default, _) in RUN_CONFIG.items()}
     count = "as many as the data name" if clients is None else str(clients)
     last = "one less than there are" if clients is None else str(clients - 1)
     words = re.sub(r"[^A-Za-z0-9]+", "-", app.absolute().name).strip("-")
@@ -104,5 +103,5 @@ def _variables(app: Path, recipe: Recipe, host: str) -> dict[str, str]:
         "host": host,
         "authority": json.dumps(str(app.absolute() / "keys" / AUTHORITY)),
         "version": __version__,
-        "config": tomli_w.dumps({"tool": {"flwr": {"app": {"config": defaults}}}}),
+        "config": tomli_w.dumps({"tool": {"flwr": {"app": {"config": RunConfig().model_dump(by_alias=True)}}}}),
     }

@@ -20,15 +20,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ConfigDict
+
 from polyfed.config.recipe import Recipe
+from polyfed.core.settings import Settings, Weight
 from polyfed.deploy import SHORTEST, require_package
-from polyfed.deploy.node_registry import Answer
-from polyfed.deploy.protocol import KINDS, Envelope, Kind, NodeError
+from polyfed.deploy.node_registry import LARGEST_ANSWER, Answer
+from polyfed.deploy.protocol import KINDS, Count, Envelope, Kind, NodeError
 from polyfed.deploy.server import serve
-from polyfed.errors import ConfigError, PolyfedError, RunError
+from polyfed.errors import PolyfedError, RunError
 from polyfed.loggers.console import Console
 from polyfed.records.read import parse_json
-from polyfed.registry import suggest
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -42,14 +44,20 @@ RECORD = "polyfed"
 FACTS = "facts"
 _BODY = "body"
 _TROUBLE = "trouble"
-RUN_CONFIG: Mapping[str, tuple[Any, str]] = {  # key -> (default, meaning)
-    "out": ("", "run folder, on the server's machine"),
-    "resume": (False, "go on after the run folder's last round"),
-    "overwrite": (False, "replace the run that the run folder holds"),
-    "clients": (0, "how many there are, where the recipe does not say; 0: as in the recipe"),
-    "deadline": (600.0, "seconds that a node has for an answer"),
-    "max-megabytes": (2048.0, "of a node's answer; a larger one counts for nothing"),
-}
+
+
+class RunConfig(Settings):
+    """A run's settings, which Flower lets each run change; docs/deployment.md explains them."""
+
+    model_config = ConfigDict(alias_generator=lambda key: key.replace("_", "-"))
+    _place = ("run-config",)
+
+    out: str = ""  # the recipe's own
+    resume: bool = False
+    overwrite: bool = False
+    clients: Count = 0  # as in the recipe
+    deadline: Weight = 600.0
+    max_megabytes: Weight = LARGEST_ANSWER / 1e6
 
 
 def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ()) -> ServerApp:
@@ -71,18 +79,9 @@ def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ())
     http_grid.pull_objects = functools.partial(pull_objects, initial_backoff=SHORTEST)
 
     def run(grid: Grid, context: Context) -> None:
-        config = read_run_config(context.run_config)
-        serve(
-            recipe if isinstance(recipe, Recipe) else Recipe.load(recipe),
-            FlowerTransport(grid),
-            out=config["out"] or None,
-            resume=config["resume"],
-            overwrite=config["overwrite"],
-            clients=config["clients"] or None,
-            deadline=config["deadline"],
-            max_megabytes=config["max-megabytes"],
-            loggers=[Console(), *loggers],
-        )
+        config = RunConfig(**context.run_config)
+        own = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
+        serve(own, FlowerTransport(grid), **config.model_dump(), loggers=[Console(), *loggers])
 
     app = ServerApp()
     app.main()(run)
@@ -185,23 +184,3 @@ def _answer(message: Message) -> Answer:
         return _envelope(message)
     except RunError as error:
         return NodeError(error)
-
-
-# settings -----------------------------------------------------------------------------------------------------------
-
-
-def read_run_config(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The run configuration with all its keys.
-
-    Raises:
-        ConfigError: an unknown key, or a wrong type.
-    """
-    config = {key: default for key, (default, _) in RUN_CONFIG.items()}
-    for key, value in given.items():
-        if key not in config:
-            raise ConfigError(f"run-config: unknown key '{key}'{suggest(key, config)}")
-        kind = type(config[key])
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ConfigError(f"run-config: expected {kind.__name__} as '{key}', {RUN_CONFIG[key][1]}, got {value!r}")
-        config[key] = kind(value)
-    return config

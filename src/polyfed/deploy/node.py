@@ -9,19 +9,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import Message
+from polyfed.core.method import Exchange, Method
 from polyfed.core.modules import as_split_model
 from polyfed.core.randomness import keep_global_rng
 from polyfed.data.samples import checksum_of
 from polyfed.deploy.answer_limits import AnswerLimits
 from polyfed.deploy.node_config import NodeConfig, auxiliary_network, data_of_node
-from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, load_or_create_key, token
+from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, checkpoint_id, load_or_create_key, token
 from polyfed.deploy.protocol import (
     JOB_FACTS,
     SHARED,
@@ -29,7 +30,6 @@ from polyfed.deploy.protocol import (
     Envelope,
     TaskRequest,
     TaskResult,
-    other_classes,
     parse,
     read_message,
     shared_config,
@@ -38,7 +38,7 @@ from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.arguments import plugins_of
 from polyfed.engine.compatibility import check_compatibility
 from polyfed.engine.device import parse_device
-from polyfed.engine.evaluation import ScoredClient, kept_stages
+from polyfed.engine.evaluation import ScoredClient, figures_of, kept_stages
 from polyfed.engine.executors.client_scores import score_batch
 from polyfed.engine.executors.client_work import has_weights, run_job
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Scores, make_job
@@ -103,12 +103,14 @@ class Node:
             limits = AnswerLimits(self._recipe, self._config, turn.client.n)
             limits.check(envelope.kind, task)
             turn.take_up()
-            turn.task = limits.count(envelope.kind, task, turn.request(envelope))
+            has_scores = envelope.kind == "train" and turn.has_scores()
+            has_scores = limits.count(envelope.kind, task, turn.request(envelope), has_scores)
             message = read_message(envelope.body) if envelope.body else None
             if envelope.kind == "train":
-                return turn.train(message or {}, functools.partial(limits.count_release, task))
+                return turn.train(message or {}, has_scores, functools.partial(limits.count_release, task))
             if envelope.kind == "score":
-                return Envelope("score", {part: score_to_json(score) for part, score in turn.scores(message).items()})
+                scores = turn.scores(message, task.parts)
+                return Envelope("score", {part: score_to_json(score) for part, score in scores.items()})
             return turn.finish(message)
 
 
@@ -116,18 +118,18 @@ class NodeTask:
     """The client at the time of one envelope.
 
     Attributes:
-        client: see `Client`; as it begins, until `take_up`. task: what is asked for, and may be answered.
+        client: see `Client`; as it begins, until `take_up`. task: what is asked for.
     """
 
     def __init__(self, recipe: Recipe, config: NodeConfig, data: DataCache, task: TaskRequest) -> None:
         self.task = task
-        self._recipe, self._config, self._method = recipe, config, recipe.chosen_method
+        self._recipe, self._config = recipe, config
+        self._method: Method = recipe.chosen_method
         self._stages = recipe.evaluation.stages(self._method.evaluation_stage)
+        self._figures = figures_of(recipe.evaluation, {})
         dataset, place = data_of_node(recipe, config, data)
         self._source, rows = dataset.source, dataset.clients[place]
         self._names = list(self._source.class_names)
-        if task.class_names not in (None, self._names):
-            raise ConfigError(other_classes(self._names, task.class_names))
         self._data = checksum_of((rows.train, rows.validation, rows.test), [self._names, self._source.feature_names])
         count = recipe.data.client_count or max(len(dataset.clients), config.client_id + 1)
         name = config.architecture or assign_architectures(recipe, count)[config.client_id]
@@ -228,7 +230,30 @@ class NodeTask:
                 where = f"client {client.id} ('{client.architecture}')"
                 raise RunError(f"{where}: the state on its disk is not of this network: {error}") from None
 
-    def train(self, message: Message, release: Callable[[Message], None]) -> Envelope:
+    def has_scores(self) -> bool:
+        """Whether the recipe has scores with the job that is asked for."""
+        return self._is_scored_at_once() or bool(self._last_parts())
+
+    def _is_scored_at_once(self) -> bool:
+        """Whether the client is scored right after local training."""
+        exchange = self._exchanges()[self.task.exchange_index]
+        return self._is_evaluated() and exchange.trains and "after_training" in self._stages
+
+    def _last_parts(self) -> list[str]:
+        """The parts of its data by which its personal model is scored, after the last job of an evaluated round."""
+        if not self._is_evaluated() or self.task.exchange_index < len(self._exchanges()) - 1:
+            return []
+        test = ["test"] if "personal" in self._stages else []
+        return [*test, "validation"] if self._stages[0] != "received" else test
+
+    def _is_evaluated(self) -> bool:
+        task, recipe = self.task, self._recipe
+        return recipe.evaluation.is_due(task.round, recipe.training.rounds, task.is_final)
+
+    def _exchanges(self) -> Sequence[Exchange]:
+        return self._method.final_exchanges() if self.task.is_final else self._method.exchanges(self.task.round)
+
+    def train(self, message: Message, has_scores: bool, release: Callable[[Message], None]) -> Envelope:
         """One job, as a worker does it; the client's new state is on the disk before the answer leaves.
 
         release: is told what is about to leave; raises where it must not.
@@ -236,7 +261,14 @@ class NodeTask:
         task, client, method = self.task, self.client, self._method
         if not task.is_final:  # which may begin from the best round; a longer run then goes on from the last one
             self._checkpoints.rollback(task.base)
-        job = make_job(method, client, message, **task.model_dump(include=JOB_FACTS))
+        job = make_job(
+            method,
+            client,
+            message,
+            **task.model_dump(include=JOB_FACTS),
+            scores=has_scores and self._is_scored_at_once(),
+            figures=self._figures,
+        )
         with keep_global_rng():
             done = run_job(job, method, self._model_factory, self._store)
         release(done.message)
@@ -246,10 +278,9 @@ class NodeTask:
             client.weights, client.state = done.weights, done.state
             row = client_row(client)
             snapshot = ClientSnapshot("" if row is None else row.variant, row, client.state, self._data)
-            self._checkpoints.write(task.mark, snapshot, (task.base, task.best))
-            kept = self.scores(None)
+            self._checkpoints.write(checkpoint_id(task.round, task.exchange_index), snapshot, (task.base, task.best))
+            kept = self.scores(None, self._last_parts()) if has_scores else {}
         result = TaskResult(
-            mark=task.mark if done.counts else "",
             steps=done.trained.steps,
             samples=done.trained.samples,
             loss=float(done.trained.loss),
@@ -261,13 +292,12 @@ class NodeTask:
         )
         return Envelope("train", result.model_dump(), encode(done.message))
 
-    def scores(self, message: Message | None) -> Scores:
-        """Of the task's parts that the client has rows of, as it stands or after receiving a message."""
+    def scores(self, message: Message | None, parts: Sequence[str]) -> Scores:
+        """Of those parts that the client has rows of, as it stands or after receiving a message."""
         task = self.task
-        parts = [part for part in task.parts if len(getattr(self.client.data, part))]
-        batch = EvalBatch([EvalJob(self.client, task.variant, message, task.round, parts)])
-        memory = ScoreCache(task.figures)
-        return score_batch(batch, self._method, self._model_factory, memory)[0] if parts else {}
+        there = [part for part in parts if len(getattr(self.client.data, part))]
+        batch = EvalBatch([EvalJob(self.client, task.variant, message, task.round, there)])
+        return score_batch(batch, self._method, self._model_factory, ScoreCache(self._figures))[0] if there else {}
 
     def finish(self, message: Message | None) -> Envelope:
         """Write the client's networks to the disk, as they are scored, and send them if this node shares them.

@@ -153,11 +153,8 @@ class NodeExecutor(Executor):
 
     def _envelope(self, job: TrainJob) -> Envelope:
         facts = {name: getattr(job, name) for name in JOB_FACTS}
-        facts["figures"] = self._figures
         facts["base"] = _held(job.client)
         facts["best"] = _mark(self._best(job.client), _BEST)
-        facts["mark"] = checkpoint_id(job.round, job.exchange_index)
-        facts["parts"] = self._parts(job)
         return self._request("train", facts, job.message)
 
     def _best(self, client: Client) -> State:
@@ -170,22 +167,9 @@ class NodeExecutor(Executor):
             return {_BEST: held}
         return {_BEST: client.state[_BEST]} if _BEST in client.state else {}
 
-    def _parts(self, job: TrainJob) -> list[str]:
-        """The parts to be scored after the round's last job, as the personal model will be scored in this round."""
-        evaluation, stages, method = self.federation.evaluation, self.federation.stages, self.federation.method
-        exchanges = method.final_exchanges() if job.is_final else method.exchanges(job.round)
-        due = job.is_final or job.round % evaluation.every_n_rounds == 0 or job.round == self.federation.training.rounds
-        due = due and job.exchange_index == len(exchanges) - 1
-        parts = []
-        if due and "personal" in stages:
-            parts.append("test")
-        if due and stages[0] != "received":
-            parts.append("validation")
-        return parts
-
     def _scoring(self, job: EvalJob) -> Envelope:
-        facts = {"round": job.round, "variant": job.variant, "base": _held(job.client)}
-        return self._request("score", {**facts, "figures": self._figures, "parts": list(job.parts)}, job.message)
+        facts = {"round": job.round, "variant": job.variant, "base": _held(job.client), "parts": list(job.parts)}
+        return self._request("score", facts, job.message)
 
     def _recall(self, job: EvalJob) -> Scores | None:
         """The scores of the client's last answer, if they are all there."""
@@ -245,15 +229,12 @@ class NodeExecutor(Executor):
         facts, content = self._opened(answer)
         message = freeze(checked_message(content))
         report = parse(TaskResult, facts)
-        mark = checkpoint_id(job.round, job.exchange_index)
         refused = report.refused or self._excess(report)
-        if refused is None and report.mark != mark:
-            raise RunError(f"expected the mark {mark}, got '{report.mark}'")
         score = None if report.score is None else self._score(report.score, client, "test")
         kept = {part: self._score(counts, client, part) for part, counts in report.kept.items() if part in _PARTS}
         weights = client.weights
         if refused is None:
-            self._kept[client.id] = (mark, kept)
+            self._kept[client.id] = (checkpoint_id(job.round, job.exchange_index), kept)
             weights = self.federation.store.allocate(client.architecture, job.variant) if report.new else weights
         return JobResult(
             client.id,

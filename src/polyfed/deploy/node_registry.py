@@ -281,8 +281,8 @@ class NodeRegistry:
             raise ConfigError(f"client {number} was '{before.architecture}' before, got '{hello.architecture}'")
 
     def task_facts(self) -> Mapping[str, Any]:
-        """The facts of every task: the experiment, the settings, the classes' names."""
-        return {"experiment": self.event_log.experiment, "settings": self._settings, "class_names": self.class_names}
+        """The facts of every task: the experiment, the settings."""
+        return {"experiment": self.event_log.experiment, "settings": self._settings}
 
 
 class NodePresence(Plugin):

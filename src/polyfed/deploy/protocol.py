@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import State, flatten
-from polyfed.core.settings import Metric, Settings
+from polyfed.core.settings import Settings
 from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.scoring import COUNTS, Score, score_from_json
 from polyfed.engine.wire import decode
@@ -42,28 +42,22 @@ _Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
 
 
 class TaskRequest(Settings):
-    """A request to a node; the fields that count depend on the kind of envelope.
+    """A request to a node, beside what its own recipe says; the fields that count depend on the kind of envelope.
 
-    experiment: of the run, "" before it is known. settings: see `shared_config`. class_names: of the task, none where
-    numbers are predicted, None before they are known; a node refuses all but those of its own recipe and rows.
-    auxiliary_model: its network, "" without one. base: mark of the client's state when it last counted, "" at its
-    beginning; best: of the one to be kept beside it; mark: of its next state. parts: of its data, to be scored. The
-    others: see `executors.TrainJob`.
+    experiment: of the run, "" before it is known. settings: see `shared_config`. auxiliary_model: its network, ""
+    without one. base: mark of the client's state when it last counted, "" at its beginning; best: of the one to be kept
+    beside it. parts: of its data, to be scored. The others: see `executors.TrainJob`.
     """
 
     experiment: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
     settings: dict[str, Any] = Field(default_factory=dict)
-    class_names: _Classes | None = None
     auxiliary_model: str = ""
     round: Count = 0
     exchange_index: Count = 0
     is_final: bool = False
     variant: str = ""
-    scores: bool = False
-    figures: list[Metric] = Field(default_factory=list)
     base: _Mark = ""
     best: _Mark = ""
-    mark: _Mark = ""
     parts: list[Literal["test", "validation"]] = Field(default_factory=list)
 
 
@@ -101,12 +95,8 @@ class ClientHello(Settings):
 
 
 class TaskResult(Settings):
-    """The result of a job: see `executors.JobResult`. new: whether the client has new weights. kept: scores after it.
+    """The result of a job: see `executors.JobResult`. new: whether the client has new weights. kept: scores then."""
 
-    mark: of the client's state; "": unchanged, for the reason `refused`.
-    """
-
-    mark: _Mark
     steps: Count
     samples: Count
     loss: float

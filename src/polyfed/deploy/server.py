@@ -212,10 +212,10 @@ def serve(
     recipe: Recipe,
     wire: Transport,
     *,
-    out: str | Path | None = None,
+    out: str | Path = "",
     resume: bool = False,
     overwrite: bool = False,
-    clients: int | None = None,
+    clients: int = 0,
     deadline: float = 600.0,
     max_megabytes: float = LARGEST_ANSWER / 1e6,
     loggers: Sequence[object] = (),
@@ -233,7 +233,12 @@ def serve(
     Raises:
         ConfigError: the request is wrong, or nodes, method and settings do not fit. RunError: the run failed.
     """
-    count = _check_request(recipe, clients, deadline, max_megabytes)
+    count = recipe.data.client_count or clients
+    if not count:
+        raise ConfigError("expected data.num_clients or clients, how many clients there are, got neither")
+    if clients and clients != count:
+        raise ConfigError(f"clients: expected {count}, the clients of the recipe, got {clients}")
+    check_recipe(recipe)
     path = Path(out or recipe.folder)
     folder = RunFolder(path)
     folder.validate(recipe.to_dict(), resume, overwrite, recipe.chosen_method.planned)
@@ -248,18 +253,3 @@ def serve(
         registry.wait_for_clients()
     federation = DeployedFederation(recipe, registry, DataCache(), path, loggers)
     return federation.run(resume=resume, overwrite=overwrite)
-
-
-def _check_request(recipe: Recipe, clients: int | None, deadline: float, max_megabytes: float) -> int:
-    """How many clients there are; refuses what no deployment can do."""
-    count = recipe.data.client_count or clients
-    if count is None:
-        raise ConfigError("expected data.num_clients or clients, how many clients there are, got neither")
-    if clients not in (None, count):
-        raise ConfigError(f"clients: expected {count}, the clients of the recipe, got {clients}")
-    if not deadline > 0:
-        raise ConfigError(f"deadline: expected seconds above 0, got {deadline}")
-    if not max_megabytes > 0:
-        raise ConfigError(f"max-megabytes: expected more than 0, got {max_megabytes}")
-    check_recipe(recipe)
-    return count

@@ -458,7 +458,6 @@ class RunLoop:
         federation = self._federation
         began = time.perf_counter()
         used = processor_seconds()
-        is_last = number == federation.training.rounds
         round = Round(
             number,
             final=bool(final),
@@ -466,7 +465,7 @@ class RunLoop:
             server=federation.server,
             history=federation.history,
             present=federation.present(number),
-            evaluated=bool(final) or is_last or number % federation.evaluation.every_n_rounds == 0,
+            evaluated=federation.evaluation.is_due(number, federation.training.rounds, bool(final)),
         )
         record = run_round(federation, round, final or federation.method.exchanges(number), federation.evaluator)
         record["seconds"] = time.perf_counter() - began

@@ -32,7 +32,13 @@ def test_without_flower_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch
 
 def node_of(recipe: Recipe) -> Any:
     """What answers Flower's messages as `polyfed deploy node` does."""
-    return answering(lambda envelope, context: Node(recipe, NodeConfig(**context.node_config), DATA).answer(envelope))
+
+    def answered(message: Any, context: Any) -> Any:
+        return answering(lambda envelope: Node(recipe, NodeConfig(**context.node_config), DATA).answer(envelope))(
+            message
+        )
+
+    return answered
 
 
 class Grid:

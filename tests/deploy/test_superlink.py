@@ -160,11 +160,11 @@ def test_what_goes_wrong_at_a_node_stays_there(asked: Any, logged: StringIO) -> 
     """The server gets the kind of an error; its text may hold a row."""
     from flwr.app import ConfigRecord
 
-    def answer(envelope: object, context: object) -> Any:
+    def answer(envelope: object) -> Any:
         raise ValueError("row 7: age 43")
 
     asked.content[RECORD] = ConfigRecord({FACTS: '{"kind": "hello"}', "body": b""})
-    told = answering(answer)(asked, None)
+    told = answering(answer)(asked)
     assert dict(told.content[RECORD]) == {"trouble": "ValueError"}
     assert "row 7: age 43" in logged.getvalue()
 

@@ -25,6 +25,7 @@ from pydantic import ConfigDict
 from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Settings, Weight
 from polyfed.deploy import SHORTEST, require_package
+from polyfed.deploy.node_config import hyphenated
 from polyfed.deploy.node_registry import LARGEST_ANSWER, Answer
 from polyfed.deploy.protocol import KINDS, Count, Envelope, Kind, NodeError
 from polyfed.deploy.server import serve
@@ -49,7 +50,7 @@ _TROUBLE = "trouble"
 class RunConfig(Settings):
     """A run's settings, which Flower lets each run change; docs/deployment.md explains them."""
 
-    model_config = ConfigDict(alias_generator=lambda key: key.replace("_", "-"))
+    model_config = ConfigDict(alias_generator=hyphenated)
     _place = ("run-config",)
 
     out: str = ""  # the recipe's own
@@ -88,16 +89,16 @@ def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ())
     return app
 
 
-def answering(answer: Callable[[Envelope, Any], Envelope]) -> Callable[[Message, Any], Message]:
+def answering(answer: Callable[[Envelope], Envelope]) -> Callable[[Message], Message]:
     """What answers Flower's messages as `answer` does envelopes.
 
     An error is an answer, too. Of one that is not polyfed's the server gets the kind alone, as its text may hold a row.
     """
     from flwr.app import Message as FlowerMessage
 
-    def answered(message: Message, context: Any) -> Message:
+    def answered(message: Message) -> Message:
         try:
-            content = _record(answer(_envelope(message), context))
+            content = _record(answer(_envelope(message)))
         except PolyfedError as error:
             logging.getLogger("polyfed").error("%s", error)  # the node's own output
             content = _record(NodeError(error))

@@ -12,33 +12,21 @@ from polyfed.core.method import Method
 from polyfed.core.model_factory import BY_SIZE
 from polyfed.core.settings import Positive, Settings
 from polyfed.data.federated_dataset import FederatedDataset
+from polyfed.data.options import SourceSettings
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import MODELS, suggest
 
 _Text = Annotated[str, Field(min_length=1)]
-_OF_ROWS = (  # the keys of [data] by which a node's own rows are read
-    "image_column",
-    "label_column",
-    "feature_columns",
-    "category_columns",
-    "categories",
-    "missing_values",
-    "task",
-    "text_column",
-    "vocab_size",
-    "max_length",
-    "word_vectors",
-    "tokens",
-    "class_names",
-    "mean",
-    "std",
-    "root",
-    "image_size",
-    "split",
-    "max_train_per_client",
-    "max_test_per_client",
-)
+# the keys of [data] by which a node's own rows are read
+_OF_ROWS = {*SourceSettings.model_fields} - {"dataset", "config", "revision"} | {
+    *("class_names", "mean", "std", "split", "max_train_per_client", "max_test_per_client")
+}
+
+
+def hyphenated(key: str) -> str:
+    """How Flower's commands call a setting."""
+    return key.replace("_", "-")
 
 
 class NodeConfig(Settings):
@@ -48,9 +36,7 @@ class NodeConfig(Settings):
         ConfigError: an unknown key, a wrong type, no client or no folder.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, alias_generator=lambda key: key.replace("_", "-")
-    )
+    model_config = ConfigDict(alias_generator=hyphenated)
     _place = ("node-config",)
 
     client_id: Annotated[int, Field(ge=0)]

@@ -14,7 +14,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -26,7 +26,6 @@ from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Envelope, TaskRequest, shared_config
 from polyfed.errors import ConfigError, RunError
-from polyfed.experiments.data_cache import DataCache
 from polyfed.places import private_files
 from polyfed.signals import raise_on_termination
 
@@ -77,12 +76,10 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
     private = _read_key(Path(key))
     _check_authority(Path(authority))
-    own = NodeConfig(**_settings(config))
-    data = DataCache()
-    Node(recipe, own, data).answer(Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
-    answered = answering(lambda envelope, _: Node(recipe, own, data).answer(envelope))
+    node = Node(recipe, _read_config(config))
+    node.answer(Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
     with raise_on_termination(), connect(server, Path(authority), private) as fleet:
-        answer_forever(lambda message: answered(message, None), fleet)
+        answer_forever(answering(node.answer), fleet)
 
 
 def _read_key(path: Path) -> EllipticCurvePrivateKey:
@@ -90,15 +87,15 @@ def _read_key(path: Path) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    expected = f"expected a node's private key in {path}, as 'polyfed deploy key' writes it"
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
-    except TypeError:  # cryptography's
-        raise ConfigError(f"{expected}, got one with a passphrase") from None
-    except (ValueError, UnsupportedAlgorithm):
+    except (TypeError, ValueError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
         key = None
     if not isinstance(key, EllipticCurvePrivateKey):
-        raise ConfigError(f"{expected}, got another file")
+        raise ConfigError(
+            f"expected a node's private key in {path}, without a passphrase, as 'polyfed deploy key' writes it, got "
+            "another file"
+        )
     return key
 
 
@@ -111,15 +108,16 @@ def _check_authority(path: Path) -> None:
         ) from None
 
 
-def _settings(config: str) -> Mapping[str, Any]:
+def _read_config(text: str) -> NodeConfig:
     """A node's configuration as Flower reads one on a command line."""
     import click
     from flwr.common.config import parse_config_args
 
     try:
-        return dict(parse_config_args([config]))
+        given = parse_config_args([text])
     except (click.ClickException, ValueError, OSError) as error:
-        raise ConfigError(f"--node-config: expected 'key=1 key=\"text\"', got {config!r}: {error}") from None
+        raise ConfigError(f"--node-config: expected 'key=1 key=\"text\"', got {text!r}: {error}") from None
+    return NodeConfig(**given)
 
 
 @contextmanager

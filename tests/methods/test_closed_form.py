@@ -20,10 +20,8 @@ from polyfed.core.settings import Privacy
 from polyfed.core.upload_forms import UploadContext
 from polyfed.data.samples import LabeledSamples, TableColumns
 from polyfed.data.text import Vocabulary
-from polyfed.engine.method_wrappers import alone
 from polyfed.engine.privacy_ledger import compute_epsilon
 from polyfed.engine.task import Task
-from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import ConfigError
 from polyfed.functional.class_statistics import sum_rows
 from polyfed.functional.closed_forms import discriminant
@@ -91,23 +89,6 @@ def hostile(change: Mapping[str, Tensor]) -> tuple[Any, dict[str, Any], UploadCo
     return fed.server, {**first.up, 0: upload}, UploadContext(SMALL, fed.server, 0, {})
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"sums": torch.zeros(CLASSES, 19, dtype=torch.float64), "products": torch.zeros(190, dtype=torch.float64)},
-        {"products": torch.zeros(0)},
-        {"more": torch.zeros(1)},
-        {"counts": -torch.ones(CLASSES, dtype=torch.int64)},
-    ],
-    ids=["narrow", "without products", "more", "negative counts"],
-)
-def test_sums_of_another_form_are_refused_by_whoever_comes_first(change: Mapping[str, Tensor]) -> None:
-    _, uploads, known = hostile(change)
-    assert SMALL.upload_form is not None
-    assert find_mismatch(SMALL.upload_form, uploads[1], known._replace(client_id=1)) is None
-    assert find_mismatch(SMALL.upload_form, uploads[0], known) is not None
-
-
 def test_sums_that_no_rows_can_have_are_left_out() -> None:
     server, uploads, _ = hostile({"products": torch.zeros(210, dtype=torch.float64)})
     SMALL.aggregate(server, {0: uploads[0]})
@@ -132,21 +113,6 @@ def test_inputs_of_any_size_are_solved(shape: tuple[int, ...], scale: float, off
     run = pf.Federation(made, ClosedForm(features=64), pf.Training(rounds=2)).run()
     assert run.result["refused"] == 0
     assert run.result["accuracy"] > 0.8
-
-
-@pytest.mark.parametrize("gone", [[0], [2], [3, 1]])
-def test_to_forget_a_client_is_never_to_have_had_it(gone: Sequence[int]) -> None:
-    kept = replace(SMALL, keep_sums=True)
-    state = rounds(kept, members(), rounds=1)[0].after
-    for number in gone:
-        with_it, state = state, kept.forget(state, number)
-        assert not torch.equal(with_it["solution"]["weight"], state["solution"]["weight"])
-        assert int(state["solved"]) == int(with_it["solved"]) + 1
-    (without,) = rounds(kept, members(), rounds=1, lose=lambda _, i: i in gone)
-    for name in ("sums", "solution"):
-        torch.testing.assert_close(state[name], without.after[name], rtol=0, atol=0)
-    assert {*state} == {*without.after}
-    assert {*state["held"]} == {"0", "1", "2", "3"}
 
 
 @pytest.mark.parametrize("gone", range(4))
@@ -285,13 +251,6 @@ def test_sums_with_noise_are_the_same_whenever_they_are_sent_and_count_once() ->
         assert not (first[name] == plain[name]).any()
     epsilon = compute_epsilon([Release("sums", "sample", 2.0)], 1e-5)
     assert [round.record["epsilon"] for round in history] == [{"sample": pytest.approx(epsilon)}] * 4
-
-
-def test_alone_nothing_is_noised() -> None:
-    (plain,) = rounds(alone(BOUNDED), members(), rounds=1)
-    (noisy,) = rounds(alone(BOUNDED), members(), rounds=1, plugins=private(noise_multiplier=1.0))
-    assert torch.equal(noisy.up[0]["sums"]["sums"], plain.up[0]["sums"]["sums"])
-    assert "epsilon" not in noisy.record
 
 
 def test_noise_by_a_secret_is_a_function_of_all_that_is_sent() -> None:

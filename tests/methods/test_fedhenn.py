@@ -18,7 +18,7 @@ from polyfed.core.client import Client
 from polyfed.core.model_factory import ModelFactory
 from polyfed.errors import RunError
 from polyfed.functional.compression import dequantize_columns
-from polyfed.functional.kernel_similarity import kernel_distance, rbf_alignment
+from polyfed.functional.kernel_similarity import kernel_distance
 from polyfed.methods import FedHeNN, HomogeneousFedHeNN, Local
 from polyfed.methods.building_blocks import kernel_alignment
 from polyfed.models.split import SequentialSplit
@@ -258,23 +258,6 @@ def test_permuted_is_the_mean_kernel_in_another_order():
     assert orders[0] != orders[1]
 
 
-@pytest.mark.parametrize("width", [0.5, 2.0])
-def test_rbf_kernels_are_averaged_and_aligned(width):
-    """All 20 rows are landmarks, so that the factor is exact: K_bar is the mean of four RBF kernels."""
-    method = steady(similarity="rbf", width=width)
-    fed, at, message, context = received(method, clients(MIXED), number=2)
-    models = [model_with(NETS[c.architecture], fed.server.client_weights(c.id)) for c in fed.clients]
-    k_bar = np.mean([rbf(represented(m, message["rad"]), width) for m in models], axis=0)
-    f = dequantize_columns(message["factor"]).double().numpy()
-    assert np.abs(f @ f.T / np.linalg.norm(f @ f.T) - k_bar / np.linalg.norm(k_bar)).max() < 1e-5
-    data = batch(at.data.train)
-    loss = float(method.gradients(at.model, data, context).loss)
-    plain = float(method.gradients(at.model, data, {}).loss)
-    own = torch.from_numpy(represented(at.model, message["rad"]))
-    expected = 0.5 * float(rbf_alignment(own, torch.from_numpy(f), width, True))
-    assert loss - plain == pytest.approx(expected, abs=1e-5)
-
-
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("form", others_slow([steady, steady_homo], quick=[steady]))
 def test_how_inputs_are_sent_changes_bytes_alone(form, fixed):
@@ -290,15 +273,6 @@ def test_how_inputs_are_sent_changes_bytes_alone(form, fixed):
         assert all(("rad_draw" in message) == fixed for message in a.down.values())
         assert torch.equal(a.before["rad"], reference[0].before["rad"]) == (fixed or number == 0)
         assert ("rad" in a.after) == fixed
-
-
-def test_no_rad_without_a_kernel_to_be_aligned_to():
-    """Before anybody has answered there is no K_bar: weights need no RAD then, uploads of kernels do."""
-    for uploads, names in (("weights", set()), ("kernels", {"rad", "rad_draw"})):
-        history = rounds(steady(pool="seen", uploads=uploads, fixed=True), clients(MIXED), held=public())
-        assert all(set(message) == names for message in history[0].down.values())
-        assert all("factor" in message for message in history[1].down.values())
-        assert all(("rad" in message) == (uploads == "weights") for message in history[1].down.values())
 
 
 def test_final_average_is_of_everybodys_latest_weights():

@@ -102,18 +102,6 @@ def test_class_means_of_both_networks_go_up_after_training_and_plain_means_come_
             np.testing.assert_allclose(row, np.mean([one[c] for one in sent if c in one], axis=0), atol=1e-6)
 
 
-def test_a_class_that_nobody_sends_keeps_its_means() -> None:
-    first, second = image_rounds(FedKWAZ(), members(), lose=lambda round, i: round == 2 and i != 1)
-    for name in NAMES:
-        before, after = by_class(first.after, name), by_class(second.after, name)
-        assert (before[0] == after[0]).all()
-        np.testing.assert_allclose(after[2], by_class(second.up[1], name)[2], atol=1e-6)
-    _, silent = image_rounds(FedKWAZ(), members(), lose=lambda round, i: round == 2)
-    assert silent.before == silent.after
-    few = image_rounds(FedKWAZ(), members(), lose=lambda round, i: round == 1 and i != 0)[1]
-    assert few.down[2]["labels"].tolist() == [0, 1]  # class 2 is learned from the labels alone
-
-
 def numpy_stage_1(nets: list[Any], x: torch.Tensor, y: torch.Tensor, down: Mapping[str, Any]) -> list[torch.Tensor]:
     """L_w and L_m, written out."""
     found = []

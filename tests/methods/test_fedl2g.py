@@ -23,7 +23,6 @@ from tests.helpers import oracles
 from tests.helpers.toys import CLASSES, INPUTS, clients, federation, moved, rounds, same, samples, softmax
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
-MIXED = ["shallow", "wide", "broad"]
 COLD = {"warmup_rounds": 0}
 
 

@@ -12,11 +12,9 @@ from torch import nn
 
 from polyfed import methods, testing
 from polyfed.core.client import PublicData
-from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.methods import FedMD, fedmd
-from polyfed.plugins.settings import Availability
-from polyfed.testing import ConformanceKit, Reduction
+from polyfed.testing import Reduction
 from tests.helpers import oracles
 from tests.helpers.toys import CLASSES, INPUTS, clients, federation, public, rounds, same, softmax
 
@@ -124,22 +122,6 @@ def test_drawn_rows_are_distinct_new_every_round_and_the_only_ones_digested():
         x[chosen if inside else ~chosen] += 5.0
         (other,) = played(method, held=PublicData(dataclasses.replace(held.samples, x=x)), rounds=1)
         assert same(first.weights[0], other.weights[0]) != inside
-
-
-def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():
-    method = FedMD(public_epochs=2, private_epochs=3)
-    training = Training(rounds=4, batch_size=8, lr=0.1)
-    late = Availability(late_joiners=1, join_round=2)
-    fed = ConformanceKit(method=method).world(sizes=(12,) * 6).run(method, training, availability=late)
-    (joiner,) = set(fed.server.all_client_ids) - set(fed.present(1))
-    up = [record["bytes_by_client"].get(str(joiner), {}).get("up") for record in fed.history]
-    assert up == [None, 0, 4 * 24 * 3, 4 * 24 * 3]
-    digests, transfer = 24 + 12, 2 * 24 + 3 * 12
-    assert [r["samples"] for r in fed.history] == [
-        5 * (transfer + digests),
-        transfer + 6 * digests,
-        *(6 * digests,) * 2,
-    ]
 
 
 # the conformance kit --------------------------------------------------------------------------------------------------

@@ -13,12 +13,11 @@ import polyfed as pf
 from polyfed import methods, testing
 from polyfed.core.modules import export_state
 from polyfed.data.transforms import Prepare
-from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
 from polyfed.methods import FedMRL
 from polyfed.models import zoo
 from tests.helpers import oracles
-from tests.helpers.toys import CLASSES, batch, clients, federation, moved, same, samples
+from tests.helpers.toys import batch, clients, federation, moved, same, samples
 
 
 def fused(own: str = "broad", shared: str = "shallow", features: int | None = None) -> Any:
@@ -57,20 +56,6 @@ def test_the_projection_is_kept_trained_on_and_scored_with() -> None:
             model.projection.weight.copy_(initial[number])
             assert not torch.equal(model(data.x), before)
     assert fed.stages == ["personal"]
-
-
-def test_features_of_the_common_network() -> None:
-    fed, _ = federation(FedMRL(feature_dim=2), clients(["wide", "broad"]))
-    for name, width in (("wide", 5), ("broad", 8)):
-        model: Any = fed.model_factory.module(name)
-        assert model.auxiliary_model.feature_dim == 2
-        assert model.auxiliary_model.head.weight.shape == (CLASSES, 2)
-        assert model.projection.weight.shape == (width, 2 + width)
-    with pytest.raises(
-        ConfigError, match=r"'net' has 5, the common network 8; set method.feature_dim to at most 5"
-    ) as no:
-        federation(FedMRL(shared="broad"), clients(["broad", "wide"]))
-    assert "\n" not in str(no.value)
 
 
 def test_exported_are_the_own_networks_names_as_they_are_and_predict_knows_the_rest(tmp_path: Any) -> None:

@@ -14,7 +14,7 @@ from polyfed.methods.building_blocks import prototypes
 from polyfed.testing import Reduction
 from tests.helpers import oracles
 from tests.helpers.few_classes import SOME, WITHOUT_NORM, class_means, members
-from tests.helpers.toys import CLASSES, NETS, federation, model_with, moved, rounds, worker
+from tests.helpers.toys import CLASSES, moved, rounds
 
 
 def held(state: dict[str, torch.Tensor]) -> dict[int, np.ndarray]:
@@ -74,30 +74,6 @@ def test_a_client_is_sent_its_own_classes_apart_from_the_others() -> None:
     _, second = rounds(FedProto(candidates="own"), members())
     assert all("others" not in message for message in second.down.values())
     assert second.states[3]["labels"].tolist() == [2]
-
-
-def test_who_has_not_been_heard_is_sent_all_and_keeps_its_own() -> None:
-    lost = rounds(FedProto(candidates="own"), members(), lose=lambda round, i: i == 3)[1]
-    assert lost.down[3]["labels"].tolist() == [0, 1, 2]
-    fed, _ = federation(FedProto(candidates="own"), members())
-    at = worker(fed, 3)
-    fed.method.receive(at, lost.down[3])
-    assert at.state["labels"].tolist() == [2]
-
-
-def test_both_predictors_are_scored_and_are_those_by_hand() -> None:
-    people = members(test=40)
-    last = rounds(FedProto(), people)[1]
-    expected: dict[str, list[float]] = {"prototype": [], "head": []}
-    for i, client in enumerate(people):
-        model, x, y = model_with(NETS[client.architecture], last.weights[i]), client.data.test.x, client.data.test.y
-        z = model.represent(x).detach().double().numpy()
-        p = held(last.after)
-        distances = np.stack([np.linalg.norm(z - p[c], axis=1) for c in sorted(p)], axis=1)
-        expected["prototype"].append(float((np.array(sorted(p))[distances.argmin(1)] == y.numpy()).mean()))
-        expected["head"].append(float((model(x).argmax(1) == y).double().mean()))
-    assert last.record["accuracy"]["received"]["mean"] == pytest.approx(np.mean(expected["prototype"]))
-    assert last.record["accuracy_by_predictor"]["received"]["head"]["mean"] == pytest.approx(np.mean(expected["head"]))
 
 
 # the conformance kit --------------------------------------------------------------------------------------------------

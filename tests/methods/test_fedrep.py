@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -69,40 +68,6 @@ def extractor(round: Any, when: str = "after") -> dict[str, torch.Tensor]:
     state = getattr(round, when)
     (model,) = (state[name] for name in state if name.startswith("model"))
     return model
-
-
-def first_heads(fed: Any) -> list[dict[str, torch.Tensor]]:
-    """With which every client would begin to work now."""
-
-    def head(number: int) -> dict[str, torch.Tensor]:
-        state = worker(fed, number).model.state_dict()
-        return {name: t.clone() for name, t in state.items() if name.startswith("head.")}
-
-    return [head(client.id) for client in fed.clients]
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "architectures"),
-    [
-        ("layer-wise", ["shallow", "deep", "shallow", "deep"]),
-        ("same-shape", ["wide", "shallow", "broad", "bn", "broad"]),
-    ],
-)
-def test_all_begin_with_the_same_head_wherever_heads_are_of_one_shape(
-    aggregation: Any, architectures: list[str]
-) -> None:
-    method, members = FedRep(head_epochs=1, aggregation=aggregation), clients(architectures, test=10)
-    fed, watch = federation(method, members, rounds=1, client_fraction=0.5)
-    heads = first_heads(fed)
-    for one, other in itertools.combinations(range(len(architectures)), 2):
-        alike = ("broad" in architectures[one]) == ("broad" in architectures[other])
-        assert same(heads[one], heads[other]) == alike
-    other_seed, _ = federation(method, members, rounds=1, seed=1)
-    assert not same(heads[0], first_heads(other_seed)[0])
-    fed.run()
-    for i in set(range(len(heads))) - set(watch.rounds[0].record["clients"]):
-        assert watch.rounds[0].weights[i] is None
-        assert same(first_heads(fed)[i], heads[i]), "a client that was not drawn yet"
 
 
 @pytest.mark.parametrize(

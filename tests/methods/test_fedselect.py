@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from polyfed import methods, testing
 from polyfed.methods.fedselect import FedSelect
 from polyfed.plugins.settings import Availability
 from polyfed.testing import Reduction
 from tests.helpers import oracles
-from tests.helpers.toys import NETS, Flat, clients, federation, flat_clients, rounds, same, watch_steps
+from tests.helpers.toys import NETS, Flat, clients, federation, flat_clients, rounds, same
 
 
 def numpy_step(w: np.ndarray, data: Any, lr: float, moves: np.ndarray) -> np.ndarray:
@@ -83,22 +82,6 @@ def test_masks_grow_and_stop_and_leave_biases_and_batchnorm_shared() -> None:
         )
         assert all(0.6 <= float(m.float().mean()) <= 0.82 for m in held[-1].values())  # one half, then half of the rest
         assert same(held[-1], held[3])
-
-
-@pytest.mark.parametrize("training", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
-def test_personal_entries_move_first_and_shared_ones_after(
-    training: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = watch_steps(monkeypatch, FedSelect)
-    history = rounds(FedSelect(grow_interval=1), clients(["shallow"] * 2, 12), rounds=2, **training)
-    assert [step.phase for step in steps] == ["shared"] * 3 + ["personal"] * 3 + ["shared"] * 3
-    start, turn, end = steps[3].before, steps[6].before, history[1].weights[0]
-    for name in start:
-        mask = history[1].after["mask 0"].get(name, torch.zeros_like(start[name], dtype=torch.bool))
-        assert torch.equal(start[name][~mask], turn[name][~mask])
-        assert torch.equal(turn[name][mask], end[name][mask])
-        assert not torch.equal(turn[name][~mask], end[name][~mask])
-        assert not mask.any() or not torch.equal(start[name][mask], turn[name][mask])
 
 
 def test_a_lost_mask_is_sent_again() -> None:

@@ -16,7 +16,7 @@ from polyfed.testing import Reduction
 from polyfed.testing.fixtures import tiny_model
 from tests.helpers import oracles
 from tests.helpers.slices import order_of
-from tests.helpers.toys import clients, federation, model_with, rounds
+from tests.helpers.toys import clients, rounds
 from tests.helpers.toys import net as toy
 
 SHARES = (1.0, 0.5, 0.1)
@@ -106,19 +106,6 @@ def test_two_rounds_by_hand(kind, threshold):
             np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
     assert signs == {-1.0, 0.0, 1.0}
     assert fell, "some weight should fall below its threshold in training"
-
-
-def test_scored_is_the_sub_model():
-    fed, watch = federation(FIARSE(**METHOD), clients(["shallow"] * 3, 8, test=40), rounds=1)
-    run = fed.run()
-    weights = watch.rounds[0].after["model"]
-    for client, share in enumerate(SHARES):
-        kept, _ = masks_by_hand(weights, share, "global")
-        cut = {n: torch.where(torch.from_numpy(kept[n]), t, 0.0) for n, t in weights.items()}
-        model, data = model_with(toy, cut), fed.clients[client].data.test
-        with torch.no_grad():
-            accuracy = float((model(data.x).argmax(1) == data.y).float().mean())
-        assert run.result["accuracy_per_client"][client] == pytest.approx(accuracy)
 
 
 # the conformance kit --------------------------------------------------------------------------------------------------

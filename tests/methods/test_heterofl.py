@@ -13,12 +13,11 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.errors import ConfigError
 from polyfed.methods import HeteroFL
-from polyfed.methods.building_blocks.static_batchnorm import estimate_stats
 from polyfed.methods.heterofl import client_level
 from polyfed.testing import Reduction
 from tests.helpers import oracles
 from tests.helpers.slices import order_of, prefix, rounds, small
-from tests.helpers.toys import CLASSES, NETS, clients, federation, moved, same, samples
+from tests.helpers.toys import CLASSES, clients, federation, moved, samples
 
 
 def rounds_of(method, kind="shallow", count=3, labels=None, sizes=(8, 12, 16), **options):
@@ -129,18 +128,6 @@ def test_statistics_are_reported_after_the_average_and_metered():
             np.testing.assert_allclose(found[f"{name}.running_var"][:size].numpy(), var, atol=1e-5)
             assert bool((found[f"{name}.running_mean"][size:] == 0).all())
     assert len(found[f"{name}.running_mean"]) > size
-
-
-def test_the_statistics_are_those_without_scaler_and_dropout():
-    model = HeteroFL().build(NETS["dropout"](), "b")
-    x = torch.randn(8, 4)
-    first, _ = estimate_stats(model, x, lambda rows: rows, 8)
-    linear = model.extractor.linear
-    torch.testing.assert_close(first["extractor.bn.running_mean"], F.linear(x, linear.weight, linear.bias).mean(0))
-    assert model.extractor.bn.momentum == 0.1
-    assert all(m.training for m in model.modules())
-    assert same(first, estimate_stats(model, x, lambda rows: rows, 8)[0])
-    assert estimate_stats(model, x[:1], lambda rows: rows, 8)[1] == 0
 
 
 # the conformance kit --------------------------------------------------------------------------------------------------

@@ -15,13 +15,11 @@ import polyfed as pf
 from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.core.message import clone, nbytes
-from polyfed.core.settings import Privacy
 from polyfed.engine.run import Run
 from polyfed.methods import ClosedForm, Local, OwnPlusCommon
 from polyfed.methods.own_plus_common import _best_weight
-from polyfed.plugins.privacy import UploadPrivacy
 from polyfed.testing import Reduction
-from tests.helpers import oracles, regression
+from tests.helpers import oracles
 from tests.helpers.toys import CLASSES, federation, rounds, same, samples, worker
 
 SMALL = OwnPlusCommon(features=20, shrinkage=0.3)
@@ -113,27 +111,6 @@ def test_classes_that_nobody_has_sent_rows_of_are_judged_by_the_network() -> Non
     with torch.no_grad():
         own = F.log_softmax(network(x).double(), dim=1)
     torch.testing.assert_close(SMALL.predict(network, x, others)[:, 1], own[:, 1], rtol=1e-6, atol=1e-6)
-
-
-def test_noise_is_on_the_sums_alone_and_counts_once_with_the_last_exchange() -> None:
-    method = replace(SMALL, unit_features=True)
-    history = rounds(method, members(), plugins=[UploadPrivacy(Privacy(noise_multiplier=2.0))])
-    releases = [one for round in history for one in round.record["releases"]]
-    assert {one["what"] for one in releases} == {"sums"}
-    assert history[-1].record["final_round"]
-    assert history[-1].record["epsilon"] == history[0].record["epsilon"]
-
-
-def test_numbers_are_weighted_means_of_both_predictions() -> None:
-    fed = pf.Federation(regression.clients(), OwnPlusCommon(shrinkage=0.01, weight=0.5), pf.Training(rounds=2, lr=0.05))
-    done = fed.run()
-    client = fed.clients[0]
-    x = client.prepare(client.data.test.x)
-    with torch.no_grad():
-        own = done.models[0].network(x)
-    expected = (own.double() + ClosedForm().predict(None, x, client.state)) / 2
-    found = fed.method.predict(done.models[0].network, x, client.state)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 # the conformance kit --------------------------------------------------------------------------------------------------

@@ -16,18 +16,10 @@ from tests.helpers.toys import (
     Two,
     clients,
     federation,
-    numpy_mean,
-    rounds,
     shared,
     two_gradient,
     two_parameter_clients,
 )
-
-
-def total(state):
-    """The sum of all c_k, by tensor."""
-    (control,) = (state[name] for name in state if name.startswith("control"))
-    return control
 
 
 def parameters(*architectures):
@@ -75,23 +67,6 @@ def test_rounds_by_hand(control, momentum, aggregation):
     assert signs == {-1, 1}
     for client in fed.clients:
         np.testing.assert_allclose(client.state["control"]["w"].numpy(), c_k[client.id], atol=2e-6)
-
-
-def test_batchnorm_statistics_have_no_variates_and_no_server_rate():
-    history = rounds(SCAFFOLD(server_lr=0.25), clients(["bn"] * 2, [8, 24]))
-    for round in history:
-        before, after = shared(round.before), shared(round.after)
-        ends = [message["model"] for message in round.up.values()]
-        for name in after:
-            mean = numpy_mean(ends, [1, 1], name)
-            if name in parameters("bn"):
-                w = before[name].double().numpy()
-                mean = w + 0.25 * (mean - w)
-            np.testing.assert_allclose(after[name], mean, atol=1e-6)
-        assert all(
-            message["control"].keys() == parameters("bn") for message in (*round.down.values(), *round.up.values())
-        )
-        assert total(round.after).keys() == parameters("bn")
 
 
 def losing(lost, method, members, builders=NETS, classes=3, **training):

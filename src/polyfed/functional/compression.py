@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -58,39 +58,33 @@ def dequantize_columns(group: Mapping[str, Tensor]) -> Tensor:
     Raises:
         ValueError: what ``quantize_columns`` does not make: other names, types or shapes, inf or nan, a negative scale.
     """
-    tensors = all(isinstance(member, Tensor) for member in group.values())
-    if not tensors or "values" not in group or not set(group) <= {"values", "scale"}:
-        raise ValueError(f"expected a packed matrix of tensors 'values' and 'scale', got {_listed(group)}")
-    values_LR = group["values"]
-    scaled = "scale" in group
-    named = {torch.float32: "float32", torch.float16: "float16", torch.int8: "int8"}
-    precision = named.get(values_LR.dtype)
-    if precision is None or values_LR.dim() != 2 or values_LR.numel() == 0:
+    values_LR, scale = group.get("values"), group.get("scale")
+    is_packed = group.keys() <= {"values", "scale"} and isinstance(values_LR, Tensor) and _fits(values_LR, scale)
+    if values_LR is None or not is_packed:
         raise ValueError(
-            f"expected 'values' as a matrix of float32, float16 or int8, got {values_LR.dtype} of shape "
-            f"{tuple(values_LR.shape)}"
+            "expected a matrix 'values' of float32, of float16 with a float32 'scale', or of int8 with one for each "
+            f"column, got {', '.join(f'{name} {_kind(member)}' for name, member in group.items()) or 'nothing'}"
         )
-    if scaled != (precision != "float32"):
-        raise ValueError(f"expected {'no' if scaled else 'a'} 'scale' beside 'values' of {precision}")
     matrix_LR = values_LR.to(torch.float32, copy=True)
-    if scaled:
-        scale = group["scale"]
-        shape = () if precision == "float16" else (values_LR.shape[1],)
-        if scale.dtype != torch.float32 or scale.shape != shape:
-            raise ValueError(
-                f"expected 'scale' of {precision} as float32 of shape {shape}, got {scale.dtype} of shape "
-                f"{tuple(scale.shape)}"
-            )
-        if bool((scale < 0).any()):
-            raise ValueError(f"expected 'scale' of at least 0, got {float(scale.min())}")
+    if scale is not None:
         matrix_LR *= scale
-    if not bool(matrix_LR.isfinite().all()):
-        raise ValueError("expected a packed matrix of finite numbers, got inf or nan")
+    if not bool(matrix_LR.isfinite().all()) or (scale is not None and bool((scale < 0).any())):
+        raise ValueError("expected a packed matrix of finite numbers and a 'scale' of at least 0, got others")
     return matrix_LR
 
 
-def _listed(group: Mapping[str, Tensor]) -> str:
-    return ", ".join(f"'{name}'" for name in sorted(group)) or "nothing"
+def _fits(values_LR: Tensor, scale: Tensor | None) -> bool:
+    """Whether this is a matrix with the scale of its type."""
+    if values_LR.dim() != 2 or values_LR.numel() == 0:
+        return False
+    if scale is None:
+        return values_LR.dtype == torch.float32
+    shapes = {torch.float16: (), torch.int8: values_LR.shape[1:]}
+    return scale.dtype == torch.float32 and shapes.get(values_LR.dtype) == scale.shape
+
+
+def _kind(member: Any) -> str:
+    return f"{member.dtype} {tuple(member.shape)}" if isinstance(member, Tensor) else type(member).__name__
 
 
 _WIDTH = {"float32": 4, "float16": 2, "int8": 1}  # bytes of a number

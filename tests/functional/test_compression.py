@@ -10,13 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.functional.compression import (
-    dequantize,
-    dequantize_columns,
-    quantize,
-    quantize_columns,
-    quantized_nbytes,
-)
+from polyfed.functional.compression import dequantize, dequantize_columns, quantize, quantize_columns, quantized_nbytes
 
 
 def draw(*shape, seed=0):

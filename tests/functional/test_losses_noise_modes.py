@@ -5,12 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.functional.losses import (
-    cross_entropy,
-    kl_divergence,
-    mse_loss,
-    task_loss,
-)
+from polyfed.functional.losses import cross_entropy, kl_divergence, mse_loss, task_loss
 from polyfed.functional.modes import channels_first, dropout_layers, eval_mode, frozen_running_stats, without_dropout
 from polyfed.functional.noise import add_noise
 

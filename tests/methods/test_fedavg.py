@@ -9,16 +9,7 @@ from polyfed import methods, testing
 from polyfed.methods import FedAvg
 from polyfed.testing import ChangedValue, Reduction
 from tests.helpers import oracles
-from tests.helpers.toys import (
-    Two,
-    clients,
-    numpy_mean,
-    rounds,
-    same,
-    shared,
-    two_gradient,
-    two_parameter_clients,
-)
+from tests.helpers.toys import Two, clients, numpy_mean, rounds, same, shared, two_gradient, two_parameter_clients
 
 
 @pytest.mark.parametrize(("weighting", "shares"), [("samples", (0.25, 0.75)), ("uniform", (0.5, 0.5))])

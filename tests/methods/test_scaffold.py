@@ -11,15 +11,7 @@ from polyfed.engine.plugin import Plugin
 from polyfed.methods import SCAFFOLD
 from polyfed.testing import Reduction
 from tests.helpers import oracles
-from tests.helpers.toys import (
-    NETS,
-    Two,
-    clients,
-    federation,
-    shared,
-    two_gradient,
-    two_parameter_clients,
-)
+from tests.helpers.toys import NETS, Two, clients, federation, shared, two_gradient, two_parameter_clients
 
 
 def parameters(*architectures):

@@ -31,16 +31,7 @@ from torch import Tensor, nn
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import (
-    Batch,
-    Context,
-    Exchange,
-    Method,
-    Phase,
-    Requirements,
-    TrainingResult,
-    hyperparameters,
-)
+from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import as_split_model
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server

@@ -32,15 +32,7 @@ from torch import Tensor
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor, members
-from polyfed.core.method import (
-    Context,
-    Method,
-    Phase,
-    Requirements,
-    TrainingResult,
-    follows_device,
-    hyperparameters,
-)
+from polyfed.core.method import Context, Method, Phase, Requirements, TrainingResult, follows_device, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training

@@ -27,15 +27,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import (
-    Batch,
-    Context,
-    Method,
-    Requirements,
-    TrainingResult,
-    hyperparameters,
-    loads_message,
-)
+from polyfed.core.method import Batch, Context, Method, Requirements, TrainingResult, hyperparameters, loads_message
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Shares, in_turn

@@ -33,15 +33,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group, get_tensor
-from polyfed.core.method import (
-    Batch,
-    Context,
-    Method,
-    Requirements,
-    StepResult,
-    TrainingResult,
-    hyperparameters,
-)
+from polyfed.core.method import Batch, Context, Method, Requirements, StepResult, TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.channel_slices import OUTPUT, Kept, SlicedModel, first_channels, partial_mean, slice_channels
 from polyfed.functional.clipping import clip_by_global_norm

@@ -21,14 +21,7 @@ from torch import nn
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import (
-    Context,
-    Method,
-    Requirements,
-    TrainingResult,
-    follows_device,
-    hyperparameters,
-)
+from polyfed.core.method import Context, Method, Requirements, TrainingResult, follows_device, hyperparameters
 from polyfed.core.modules import HEAD, float_state, head_names, load_state
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean

@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
-from polyfed.core.method import (
-    Context,
-    Method,
-    Requirements,
-    TrainingResult,
-    follows_device,
-    hyperparameters,
-)
+from polyfed.core.method import Context, Method, Requirements, TrainingResult, follows_device, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server

@@ -20,12 +20,9 @@ from polyfed.core.optimizers import Optimizer
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.run import early_stop_round
-from polyfed.errors import RunInterrupted
 from polyfed.methods import Local
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import all_state, difference, draw, plain_model, records
-from tests.helpers.interrupt import Interrupt
-from tests.helpers.quick import others_slow
+from polyfed.testing.fixtures import draw, plain_model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,10 +85,6 @@ def rates(rounds: int = 10, **settings: Any) -> np.ndarray:
 
 
 T = np.arange(10.0)  # rounds passed before each
-
-
-def test_constant_is_the_very_number() -> None:
-    assert [Training(lr=0.1).lr_at(t) for t in (0, 1, 5, 11)] == [0.1] * 4
 
 
 @pytest.mark.parametrize(
@@ -222,11 +215,8 @@ class Scripted(Local):
 SCRIPT = Training(rounds=9, batch_size=32, lr=0.01)
 
 
-def scripted(out: Path | None = None, rounds: int = 9, **evaluation: Any) -> Federation:
-    training = SCRIPT.model_copy(update={"rounds": rounds})
-    return ConformanceKit(method=Local()).usual.federation(
-        Scripted(), training, evaluation=Evaluation(**evaluation), out=out
-    )
+def scripted(**evaluation: Any) -> Federation:
+    return ConformanceKit(method=Local()).usual.federation(Scripted(), SCRIPT, evaluation=Evaluation(**evaluation))
 
 
 def test_a_run_stops_by_its_validation_curve() -> None:
@@ -241,18 +231,3 @@ def test_a_run_stops_by_its_validation_curve() -> None:
         assert result["rounds"] == 9
         assert made.history[-1]["evaluated"]
     assert scripted(patience=1, min_delta=0.3).run().result["stopped_after"] == 2
-
-
-@pytest.mark.parametrize("after", others_slow([3, 4, 5], quick=[4]))
-def test_resuming_counts_on(tmp_path: Path, after: int) -> None:
-    whole = scripted(patience=2)
-    expected = whole.run().result
-    first = scripted(tmp_path / "run", patience=2)
-    first.loggers.append(Interrupt(after))
-    with pytest.raises(RunInterrupted):
-        first.run()
-    second = scripted(tmp_path / "run", patience=2)
-    result = second.run(resume=True).result
-    assert records(second) == records(whole)
-    assert difference(all_state(second), all_state(whole)) is None
-    assert result["stopped_after"] == expected["stopped_after"] == 5

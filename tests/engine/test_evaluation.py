@@ -51,26 +51,8 @@ from polyfed.testing.fixtures import (
 from tests.helpers.hospitals import hospitals
 from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
-from tests.helpers.small_recipe import SMALL
 
 ALL = ["balanced_accuracy", "f1", "auc", "calibration_error", "confusion"]
-
-
-def slow_calibration_error(scores: Any, y: Any, bins: int) -> float:
-    """Guo et al. (2017), equations 1, 2, 3 and 5, sample by sample."""
-    total = 0.0
-    members: list[list[tuple[float, bool]]] = [[] for _ in range(bins)]
-    for row, label in zip(scores.double().numpy(), y.tolist(), strict=True):
-        share = np.exp(row - row.max())
-        share /= share.sum()
-        confidence = float(share[int(row.argmax())])
-        place = next(b for b in range(1, bins + 1) if confidence <= b / bins or b == bins)
-        members[place - 1].append((confidence, int(row.argmax()) == label))
-    for one in members:
-        if one:
-            right = sum(hit for _, hit in one) / len(one)
-            total += len(one) / len(y) * abs(right - sum(share for share, _ in one) / len(one))
-    return total
 
 
 # over clients -------------------------------------------------------------------------------------------------------
@@ -147,7 +129,6 @@ def test_records_and_result_say_what_the_models_do() -> None:
 
     federation, done = run(ALL)
     values: dict[str, list[float]] = {"accuracy": [], "balanced_accuracy": [], "f1": [], "auc": []}
-    values["calibration_error"] = []
     together = np.zeros((3, 3), dtype=int)
     for number in range(3):
         y, scores = by_hand(done, federation, number)
@@ -158,7 +139,6 @@ def test_records_and_result_say_what_the_models_do() -> None:
             np.mean(oracle.recall_score(y, taken, labels=there, average=None, zero_division=0))
         )
         values["f1"].append(oracle.f1_score(y, taken, labels=there, average="macro"))
-        values["calibration_error"].append(slow_calibration_error(scores, y, 15))
         values["auc"].append(np.mean([oracle.roc_auc_score(y == c, shares[:, c]) for c in there]))
         together += oracle.confusion_matrix(y, taken, labels=range(3))
     last, result = done.history[-1], done.result
@@ -256,9 +236,6 @@ def test_by_hand(weighting: Any) -> None:
     assert found["own"] == federation.history[-1]["accuracy"]["personal"]
 
 
-# the same everywhere --------------------------------------------------------------------------------------------------
-
-
 # together ---------------------------------------------------------------------------------------------------------
 
 TOGETHER = sorted(name for name, method in METHODS.items() if client_scores.are_scored_together(method()))
@@ -326,18 +303,12 @@ def test_who_may_hold_another_model_is_scored_alone(method: Method, monkeypatch:
     assert found == records(usual.run(method, SHORT, evaluation=asked))
 
 
-# where it does nothing ------------------------------------------------------------------------------------------------
-
-
 def test_where_nobody_lacks_a_class_it_is_refused() -> None:
     clients = [Client(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), draw(9, (0, 1, 2), i), draw(6, (0, 1, 2), 9 + i))
                for i in range(2)]  # fmt: skip
     with pytest.raises(ConfigError, match="missing_classes = true does nothing, as every client has training rows of"):
         Federation(clients, Local(), evaluation=Evaluation(missing_classes=True))
     assert Evaluation(missing_classes=False).effective() == Evaluation().effective()
-
-
-# recipes and tables ---------------------------------------------------------------------------------------------------
 
 
 @hyperparameters
@@ -548,11 +519,6 @@ def test_their_models_are_what_they_would_receive(tmp_path: Path) -> None:
 
 
 # recipes --------------------------------------------------------------------------------------------------------------
-
-
-def recipe(**sections: Mapping[str, Any]) -> Recipe:
-    settings = {name: {**SMALL.get(name, {}), **sections.get(name, {})} for name in {**SMALL, **sections}}
-    return Recipe.from_dict(settings)
 
 
 def of_hospitals(tmp_path: Path, evaluation: dict[str, Any], **data: Any) -> Recipe:

@@ -19,15 +19,11 @@ from polyfed.data.transforms import augment
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import class_weights, phase_data, poisson_batches, train
 from polyfed.errors import ConfigError, RunError
-from polyfed.functional.kernel_similarity import kernel_distance
-from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.methods import FedAvg, FedProto, Local
 from polyfed.testing.fixtures import draw, tiny_model
 from polyfed.testing.spy import Spy
 from tests.helpers import regression
 from tests.helpers.toys import NETS, Two, clients, moved, rounds, same, two_parameter_clients
-
-BALANCED = Training(rounds=1, class_weights="balanced")
 
 
 def linear() -> nn.Module:
@@ -338,13 +334,6 @@ def test_balanced_classes_count_alike() -> None:
     assert moved(ends[0].trained[0], ends[1].trained[0]) < 1e-6
 
 
-def test_a_class_that_a_client_lacks_has_a_balanced_weight_too() -> None:
-    federation = Federation(
-        [Client(linear(), draw(9, (0, 1), 0)), Client(linear(), draw(9, (2,), 1))], Local(), BALANCED
-    )
-    assert [len(class_weights(client, Phase(1))) for client in federation.clients] == [3, 3]
-
-
 def test_public_rows_count_alike() -> None:
     (client,) = clients(["deep"])
     client.training = Training(class_weights=UNLIKE)
@@ -363,17 +352,3 @@ def test_where_they_do_not_act_is_an_error() -> None:
     ):
         with pytest.raises(ConfigError, match=rf"training\.class_weights: .*{says}"):
             Federation(members, Local(), Training(class_weights=given), builders=NETS)
-
-
-def test_losses_and_kernels_are_not_rounded() -> None:
-    draws = torch.Generator().manual_seed(1)
-    z, y, w = torch.randn(16, 5, generator=draws).bfloat16(), torch.arange(16) % 5, torch.ones(16)
-    target = torch.randn(16, 7, generator=draws)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = [cross_entropy(z, y, w), kl_divergence(z, z.flip(1), w)]
-        found += [kernel_distance(kind, z, target, factor=kind != "procrustes") for kind in ("linear", "rbf")]
-    wide = z.float()
-    expected = [cross_entropy(wide, y, w), kl_divergence(wide, wide.flip(1), w)]
-    expected += [kernel_distance(kind, wide, target, factor=True) for kind in ("linear", "rbf")]
-    assert [value.dtype for value in found] == [torch.float32] * 4
-    assert [float(value) for value in found] == [float(value) for value in expected]

@@ -36,12 +36,6 @@ def counted(work: Callable[[], Tensor]) -> tuple[int, int]:
     return forward.count, back.count
 
 
-@pytest.mark.parametrize("kind", [OperationCounter, AllocationTracker])
-def test_counting_does_not_load_the_compiler(kind: type[Any]) -> None:
-    """PyTorch wraps what it would hide from its compiler, and imports that, two seconds, at the first operation."""
-    assert not hasattr(kind.__torch_dispatch__, "__wrapped__")
-
-
 def test_forward_and_back_by_hand() -> None:
     layer, x = nn.Linear(30, 20), torch.randn(7, 30)
     assert counted(lambda: layer(x)) == (2 * 7 * 30 * 20, 2 * 7 * 30 * 20), "inputs need no gradient"

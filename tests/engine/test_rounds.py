@@ -168,23 +168,6 @@ def test_all_may_drop_out(method: Method, when: Any) -> None:
 
 # keeping and undoing ------------------------------------------------------------------------------------------------
 
-STORMY = Availability(dropout_rate=0.2, dropout_stage="after", late_joiners=2, join_round=3)
-
-
-WHERE = ({"after": 2}, {"after": 3}, {"within": 3}, {"within": 5})
-
-
-@pytest.mark.parametrize("where", others_slow(WHERE, quick=({"within": 5},)))
-def test_a_run_that_is_stopped_and_resumed_is_the_undisturbed_one(tmp_path: Path, where: dict[str, int]) -> None:
-    whole = ran(FedAvg(), STORMY, 5, 0.8)
-    first = federation(FedAvg(), STORMY, 5, 0.8, out=tmp_path / "run", loggers=[Interrupt(**where)])
-    with pytest.raises(RunInterrupted):
-        first.run()
-    second = federation(FedAvg(), STORMY, 5, 0.8, out=tmp_path / "run")
-    second.run(resume=True)
-    assert records(second) == records(whole)
-    assert difference(all_state(second), all_state(whole)) is None
-
 
 class WritesIntoUploads(FedAvg):
     """In round 2 the server scales what came up, in place."""

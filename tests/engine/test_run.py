@@ -110,14 +110,16 @@ def test_the_history_is_a_list_and_a_table() -> None:
     assert not [name for name in frame.columns if name.startswith("bytes_by_client")]
 
 
-def test_a_federation_and_a_run_say_what_they_are(tmp_path: Path) -> None:
-    fed = federation(rounds=1, out=tmp_path / "run")
-    assert repr(fed) == "Federation(local, 3 clients with 2 architectures, own data, 1 round, seed 0)"
+def test_a_federation_its_clients_its_run_and_history_say_what_they_are(tmp_path: Path) -> None:
+    fed = federation(rounds=2, out=tmp_path / "run")
+    assert repr(fed) == "Federation(local, 3 clients with 2 architectures, own data, 2 rounds, seed 0)"
+    assert repr(fed.clients[0]) == "Client(0, Linear, 14 training, 6 test samples)"
     run = fed.run()
-    accuracy = f"{run.result['accuracy']:.4f}"
-    assert (
-        repr(run) == f"Run(local, 1 round: accuracy {accuracy} (personal), 0 bytes up, 0 down, in {tmp_path / 'run'})"
-    )
+    first, last = (record["accuracy"]["personal"]["mean"] for record in run.history)
+    shown = f"Run(local, 2 rounds: accuracy {last:.4f} (personal), 0 bytes up, 0 down, in {tmp_path / 'run'})"
+    assert repr(run) == shown
+    assert repr(run.history) == f"History(2 rounds: accuracy {first:.4f} to {last:.4f} (personal))"
+    assert repr(History()) == "History(0 rounds)"
 
 
 # figures of one's own
@@ -176,36 +178,6 @@ def test_a_figure_that_fails_names_itself() -> None:
 
     with pytest.raises(RunError, match="metric 'mine': ValueError: no such class"):
         federation(metrics={"mine": fails}).run()
-
-
-# progress
-
-
-def clients() -> list[pf.Client]:
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    return [pf.Client(torch.nn.Linear(4, 3), (x[:20], y[:20]), (x[20 + k :], y[20 + k :])) for k in range(3)]
-
-
-def federation_notebook(rounds: int = 3, **options: Any) -> pf.Federation:
-    return pf.Federation(clients(), pf.methods.FedAvg(), pf.Training(rounds=rounds, lr=0.1), **grouped(**options))
-
-
-# a federation and its run
-
-
-def test_a_history_is_a_short_text() -> None:
-    history = federation_notebook(30).run().history
-    first, last = (history[at]["accuracy"]["received"]["mean"] for at in (0, -1))
-    assert repr(history) == str(history) == f"History(30 rounds: accuracy {first:.4f} to {last:.4f} (received))"
-    assert isinstance(history, list)
-    assert list(history) == history
-    assert repr(type(history)()) == "History(0 rounds)"
-
-
-def test_a_federation_and_a_client_say_what_they_are() -> None:
-    made = federation_notebook()
-    assert repr(made) == "Federation(fedavg, 3 clients with 1 architecture, own data, 3 rounds, seed 0)"
-    assert repr(made.clients[2]) == "Client(2, Linear, 20 training, 38 test samples)"
 
 
 RECIPE: dict[str, Any] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Privacy, Training
-from polyfed.engine.executors.jobs import JobResult
-from polyfed.engine.executors.serial import Serial
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import (
@@ -24,7 +21,6 @@ from polyfed.methods import (
     FedFomo,
     FedHeNN,
     FedIN,
-    FedL2G,
     FedLoRA,
     FedProto,
     HeteroFL,
@@ -114,23 +110,6 @@ def test_bytes_are_those_that_travel() -> None:
         assert record["bytes_down"] == before["bytes_down"]
 
 
-def test_an_upload_that_cannot_be_read_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Serial.run
-
-    def torn(self: Serial, jobs: Any, done: Any) -> list[JobResult]:
-        first, *rest = run(self, jobs, done)
-        message = {**first.message, "model change scale": {"head.weight": torch.ones(99)}}
-        return [dataclasses.replace(first, message=message), *rest]
-
-    monkeypatch.setattr(Serial, "run", torn)
-    made = ran(FedAvg(), compression=BYTES)
-    for record in made.history:
-        assert [entry["client"] for entry in record["refused"]] == [0]
-        assert record["refused"][0]["reason"].startswith("the upload cannot be read ('model change/")
-        assert record["bytes_by_client"]["0"]["up"] > 0
-    assert made.clients[0].weights is None
-
-
 # what is refused ----------------------------------------------------------------------------------------------------
 
 MEDIAN = RobustAggregation(aggregator="median")
@@ -208,21 +187,6 @@ def hostile(federation: Federation) -> dict[int, str]:
 # hostile clients ----------------------------------------------------------------------------------------------------
 
 
-def test_signs_are_flipped_on_the_way_and_the_others_send_what_they_did() -> None:
-    before, after = watched(FedAvg()), watched(FedAvg(), adversaries=SIGNS)
-    bad = hostile(among(FedAvg()).federation(FedAvg(), TWO, adversaries=SIGNS))
-    assert list(bad.values()) == ["sign_flip"] * 2
-    for i, (down, up) in enumerate(before[:6]):  # of round 1
-        start = flatten(down)
-        for name, sent in flatten(up).items():
-            if i in bad and name in start:
-                expected = start[name] - 2.0 * (sent - start[name])
-                torch.testing.assert_close(flatten(after[i][1])[name], expected, rtol=0, atol=1e-6)
-                assert not torch.equal(expected, sent)
-            else:
-                assert torch.equal(flatten(after[i][1])[name], sent)
-
-
 def test_labels_are_flipped_before_training_alone() -> None:
     plain, made = (among(FedAvg()).federation(FedAvg(), TWO, **more) for more in ({}, {"adversaries": LABELS}))
     bad = hostile(made)
@@ -254,20 +218,6 @@ def test_only_the_honest_are_scored_and_the_hostile_are_named() -> None:
 
 
 # the defense --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "method", [FedL2G(), pytest.param(FedAvg(), marks=pytest.mark.slow)], ids=lambda method: method.name
-)
-def test_every_rule_bites_and_is_another_one(method: Method) -> None:
-    shares = {"trimmed_mean": {"byzantine_fraction": 0.1}, "multi_krum": {"byzantine_fraction": 0.1}}
-    rules: Any = ("none", *RULES)
-    ends = [
-        all_state(ran(method, robust_aggregation=RobustAggregation(aggregator=rule, **shares.get(rule, {}))))
-        for rule in rules
-    ]
-    for place, one in enumerate(ends):
-        assert all(difference(one, other) is not None for other in ends[place + 1 :])
 
 
 def test_buckets_and_those_who_know_the_others_bite() -> None:

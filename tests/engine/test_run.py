@@ -92,24 +92,6 @@ def test_what_is_no_logger_is_refused(given: object, says: str) -> None:
         federation(loggers=[given])
 
 
-# the history
-
-
-def test_the_history_is_a_list_and_a_table() -> None:
-    pandas = pytest.importorskip("pandas")
-    run = federation(evaluation=Evaluation(every_n_rounds=2, metrics=["confusion"])).run()
-    assert isinstance(run.history, list)
-    frame = run.history.to_frame()
-    assert isinstance(frame, pandas.DataFrame)
-    assert frame.index.name == "round"
-    assert list(frame.index) == [1, 2]
-    assert frame["train_loss"].tolist() == [record["train_loss"] for record in run.history]
-    assert math.isnan(frame.loc[1, "accuracy.personal.mean"]), "round 1 is not scored"
-    assert frame.loc[2, "accuracy.personal.mean"] == run.result["accuracy"]
-    assert not {"round", "clients", "confusion", "accuracy_per_client"} & set(frame.columns)
-    assert not [name for name in frame.columns if name.startswith("bytes_by_client")]
-
-
 def test_a_federation_its_clients_its_run_and_history_say_what_they_are(tmp_path: Path) -> None:
     fed = federation(rounds=2, out=tmp_path / "run")
     assert repr(fed) == "Federation(local, 3 clients with 2 architectures, own data, 2 rounds, seed 0)"

@@ -31,7 +31,7 @@ from polyfed.core.message import flatten
 from polyfed.core.method import Method
 from polyfed.engine.forgotten import Forgotten
 from polyfed.engine.plugin import Setup
-from polyfed.engine.run import best_round, early_stop_round, is_best_wanted
+from polyfed.engine.run import best_record, early_stop_round, is_best_wanted
 from polyfed.engine.run_facts import made_of, result_of
 from polyfed.engine.run_folder import RunFolder, explain_disk_errors, sync_folder
 from polyfed.engine.snapshot import Snapshot, restore, take_snapshot
@@ -96,7 +96,8 @@ class Checkpointer:
     def _best_of(self, records: Sequence[Mapping[str, Any]]) -> int | None:
         if not is_best_wanted(self._setup.output.keep, self._setup.evaluation.patience):
             return None
-        return best_round([record for record in records if not record["final_round"]])
+        best = best_record([record for record in records if not record["final_round"]])
+        return None if best is None else best["round"]
 
     def show_wanted_round(self) -> int:
         """Be what the federation was after the round whose models are wanted; gives its number.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ from torch import nn
 from polyfed.core.settings import Keep
 from polyfed.engine.device import device_name
 from polyfed.engine.evaluation import not_evaluated
-from polyfed.errors import ConfigError
 from polyfed.records.main_score import RMSE, main_score_of
 from polyfed.records.schema import RunResult, in_order
 from polyfed.units import human_count
@@ -29,7 +27,7 @@ class Run:
     """A finished run.
 
     Args:
-        result: that of `result.json`. history: the records of `rounds.jsonl`; `history.to_frame()` is a table of them.
+        result: that of `result.json`. history: the records of `rounds.jsonl`.
         models: the networks that are scored, one per client, by number. path: the run folder, if there is one.
         personal_models: what clients keep; the same where that is scored.
     """
@@ -77,7 +75,7 @@ _DIVERGED = ("the training loss is ", "the model is not finite", "the upload is 
 
 
 class History(list[dict[str, Any]]):
-    """The records of a run, one per round, in order: a list; `to_frame` makes a table of it."""
+    """The records of a run, one per round, in order: a list that says in a line how the score has changed."""
 
     def __repr__(self) -> str:
         score = main_score_of(self[-1] if self else ())
@@ -88,37 +86,6 @@ class History(list[dict[str, Any]]):
         means = [found[stage]["mean"] for found in scored if stage in found]
         change = f"{score.title} {means[0]:.4f} to {means[-1]:.4f} ({stage})"
         return f"History({human_count(len(self), 'round')}: {change})"
-
-    def to_frame(self) -> Any:
-        """A `pandas.DataFrame`: one row per round, indexed by its number, and one column per number of the records.
-
-        What lies deeper goes by its path: "accuracy.personal.mean". Lists and what is of single clients stay in the
-        records. Where a round lacks a number, it is NaN.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError:
-            raise ConfigError("to_frame needs the package 'pandas'; install it with: pip install pandas") from None
-        rows = [dict(_numbers(record)) for record in self]
-        columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "round"]
-        index = pandas.Index([record["round"] for record in self], name="round")
-        return pandas.DataFrame(rows, index=index, columns=columns)
-
-
-_BY_CLIENT = ("bytes_by_client", "simulated_by_client", "held_out_per_client")
-
-
-def _numbers(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float | None]]:
-    """The numbers of a record by their paths; None where one is not known."""
-    for name, value in record.items():
-        path = f"{above}{name}"
-        if isinstance(value, Mapping) and path not in _BY_CLIENT:
-            yield from _numbers(value, f"{path}.")
-        elif isinstance(value, int | float) or (value is None and path != "confusion"):
-            yield path, value
 
 
 def is_best_wanted(keep: Keep, patience: int) -> bool:
@@ -134,36 +101,18 @@ def reported_record(records: Sequence[Mapping[str, Any]], wants_best: bool) -> M
     """
     scored = [record for record in records if record["evaluated"]]
     last = scored[-1] if scored else None
-    best = best_round(scored) if wants_best else None
-    if best is None or last is None or last["final_round"]:
+    if not wants_best or last is None or last["final_round"]:
         return last
-    return next(record for record in scored if record["round"] == best)
+    return best_record(scored) or last
 
 
-def best_round(records: Sequence[Mapping[str, Any]]) -> int | None:
-    """The (first) round with the best validation score, a final one included; None without validation data."""
+def best_record(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The (first) one with the best validation score, a final one included; None without validation data."""
     candidates = [record for record in records if record["validation"] is not None]
     if not candidates:
         return None
     best = main_score_of(candidates[0]).best(record["validation"] for record in candidates)
-    return next(int(record["round"]) for record in candidates if record["validation"] == best)
-
-
-def best_by_validation(records: Sequence[Mapping[str, Any]], stage: str) -> float | None:
-    """Test score of the best round of those that have one; None without validation data."""
-    scored = [record for record in records if stage in record[main_score_of(record).name]]
-    number = best_round(scored)
-    if number is None:
-        return None
-    best = next(record for record in scored if record["round"] == number)
-    return float(best[main_score_of(best).name][stage]["mean"])
-
-
-def best_on_test(scored: Sequence[Mapping[str, Any]], stage: str) -> float | None:
-    """The best test score over rounds, as PFLlib and HtFLlib report it; chosen on test data, so nothing rests on it."""
-    means = [record[main_score_of(record).name].get(stage, {}).get("mean") for record in scored]
-    known = [mean for mean in means if mean is not None]
-    return float(main_score_of(scored[0]).best(known)) if known else None
+    return next(record for record in candidates if record["validation"] == best)
 
 
 def early_stop_round(records: Sequence[Mapping[str, Any]], patience: int, min_delta: float) -> int | None:
@@ -225,6 +174,9 @@ def summarize_run(
         record and record[score.name].get(stage, {}).get("mean")
         for record in (reported_record(regular, wants_best), reported_record(regular, False))
     )
+    means = [record[score.name][stage]["mean"] for record in scored if stage in record[score.name]]
+    best_validated = best_record([record for record in scored if stage in record[score.name]])
+    best_regular = best_record(regular) if wants_best else None
     result = {
         **facts,
         score.name: main.get("mean"),
@@ -232,8 +184,9 @@ def summarize_run(
         f"{score.name}_bottom_decile": main.get("bottom_decile"),
         f"{score.name}_before_final_round": before if has_final_round else None,
         f"{score.name}_last_round": last,
-        f"{score.name}_best_by_validation": best_by_validation(records, stage),
-        f"{score.name}_best_test_round": best_on_test(scored, stage),
+        f"{score.name}_best_by_validation": best_validated and best_validated[score.name][stage]["mean"],
+        # as PFLlib and HtFLlib report it; chosen on test data, so nothing rests on it
+        f"{score.name}_best_test_round": score.best(means) if means else None,
         f"{score.name}_by_stage": reported[score.name],
         f"{score.name}_by_predictor": reported.get(f"{score.name}_by_predictor", {}),
         **{f"{score.name}_{name}": reported[f"{score.name}_{name}"] for name in ("per_client", "per_architecture")},
@@ -244,7 +197,7 @@ def summarize_run(
         **_sums_where_known(records),
         **_epsilon(records),
         "stopped_after": len(regular_records) if len(regular_records) < facts["rounds"] else None,
-        "best_round": best_round(regular) if wants_best else None,
+        "best_round": best_regular and best_regular["round"],
         "final_round": has_final_round,
         "refused": sum(len(record["refused"]) for record in records),
         "nothing_learnt": _nothing_learnt(records),

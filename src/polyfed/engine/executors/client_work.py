@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,14 +32,12 @@ from polyfed.core.randomness import derive_seed, seed_global_rng
 from polyfed.engine.executors.jobs import JobResult, TrainJob, placed
 from polyfed.engine.local_training import contexts_on, train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
-from polyfed.engine.scoring import Score, evaluate_model, part_of
+from polyfed.engine.scoring import evaluate_model, part_of
 from polyfed.engine.uploads import Rejected, sent_nbytes
 from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once, memory_key, move_group, move_together
 from polyfed.functional.modes import train_mode
-
-_CPU = torch.device("cpu")
 
 
 def run_job(
@@ -59,7 +56,6 @@ def run_job(
         RunError: the method failed; says for which client, in which round and at which stage.
     """
     work = ClientWork(job, method, model_factory)
-    work.seed_layers()
     work.receive()
     work.train(training)
     return work.finish(store)
@@ -70,6 +66,7 @@ class ClientWork:
 
     Attributes:
         client: the working copy; the template of its network holds its weights. trained: the result of its training.
+        stage: what it is at, for errors.
     """
 
     def __init__(self, job: TrainJob, method: Method, model_factory: ModelFactory) -> None:
@@ -80,7 +77,9 @@ class ClientWork:
         self.client = working_copy(job.client, job.variant, model_factory, self._before)
         self.client.round, self.client.exchange = job.round, job.exchange.name
         self.trained = TrainingResult()
-        self._operations = 0
+        self.stage = ""
+        self._counter = OperationCounter() if job.counted else None
+        self._in_training = 0  # operations
 
     def seed_layers(self) -> None:
         """Make global random generators the client's own from now on, for what its layers draw in this job."""
@@ -88,31 +87,26 @@ class ClientWork:
 
     def receive(self) -> None:
         """Take in the message; count operations, also those of the training to come, where they are counted."""
-        client, method = self.client, self.method
-        with self.stage("receiving"), self._counting() as done:
-            client.context = method.receive(client, freeze(self.job.message))
-        if done is None:
-            return
-        self._operations = done.count
-        exchange = self.job.exchange
-        if exchange.trains:
-            with self.stage("training"):
+        client, method, exchange = self.client, self.method, self.job.exchange
+        with self._at("receiving"):
+            self.seed_layers()
+            with self._counter or contextlib.nullcontext():
+                client.context = method.receive(client, self.job.message)
+            if self._counter is not None and exchange.trains:
+                self.stage = "training"
                 (client.context,) = contexts_on([client.context], self.model_factory.device)
                 phases = method.phases(client.training) if exchange.phases is None else exchange.phases
-                self._operations += training_operations(client, method, client.context, phases)
+                self._in_training = training_operations(client, method, client.context, phases)
 
     def train(self, training: Callable[[ClientWork], TrainingResult] | None = None) -> None:
         """Train, where the exchange does. training: see `run_job`."""
-        client = self.client
-        (client.context,) = contexts_on([client.context], self.model_factory.device)
-        if not self.job.exchange.trains:
-            return
-        with self.stage("training"):
-            if training is not None:
+        client, exchange = self.client, self.job.exchange
+        with self._at("training"):
+            (client.context,) = contexts_on([client.context], self.model_factory.device)
+            if training is not None and exchange.trains:
                 self.trained = training(self)
-            else:
-                phases = self.job.exchange.phases
-                self.trained = train(client, self.method, client.context, phases=phases)
+            elif exchange.trains:
+                self.trained = train(client, self.method, client.context, phases=exchange.phases)
 
     def finish(self, store: WeightStore) -> JobResult:
         """Judge the training, score the client, make its upload; then all of it leaves the device.
@@ -120,33 +114,30 @@ class ClientWork:
         Its new weights are in the template until then. store: see `run_job`.
         """
         client, job = self.client, self.job
-        after = self.model_factory.state(client.architecture, job.variant)
-        with self.stage("training"):
-            self._check_shapes(after)
-        refused = self._fault(after)
-        score = self._scored() if refused is None and job.scores and len(client.data.test) else None
-        # a model of NaN sends nothing, as its upload could be anything
-        made = self._uploaded() if refused is None and job.uploads else None
-        largest = self._largest_on_device(made)
-        unchanged = [] if job.exchange.trains else [self._is_as_before(after)]
+        weights = self.model_factory.state(client.architecture, job.variant)
+        made: Message | None = None
         message = freeze({})
-        row = None
-        with copy_once():  # what is uploaded of the network's tensors is not copied once more to be kept
-            with self.stage("uploading"):
-                leaving = [*self._leaving(made), *largest, *unchanged]
-                move_together(leaving, [_CPU] * len(leaving))  # in one copy for each type
-            is_unchanged = any(map(bool, move_together(unchanged, [_CPU] * len(unchanged))))
-            if refused is None and job.uploads and not is_unchanged:
-                row = store.allocate(client.architecture, job.variant).write(after)
-            size = sum(map(float, move_together(largest, [_CPU] * len(largest))))
-            with self.stage("uploading"):
+        score = row = None
+        with self._at("training"):
+            refused = self._fault(weights)
+            if refused is None and job.scores and len(client.data.test):
+                self.stage = "scoring"
+                (score,) = evaluate_model(client, self.method, [part_of(client, "test")], job.figures)
+            self.stage = "uploading"
+            if refused is None and job.uploads:  # a model of NaN sends nothing, as its upload could be anything
+                with self._counter or contextlib.nullcontext():
+                    made = self.method.upload(client, self.trained)
+            with copy_once():  # what is uploaded of the network's tensors is not copied once more to be kept
+                sums = {name: value for name, value in flatten(dict(self.trained.sums)).items() if value.dim() == 0}
+                largest = self._leave_device(made or {}, list(sums.values()))
                 if made is not None:
-                    own = clone(made, self._held(after, row), job.device)  # shares the row with the network
-                    message, refused = self._encoded(own, size)
-                if row is not None and not row.is_intact:
-                    raise RunError("a plugin wrote into the upload that it was given; it must make another one")
-            sums = {} if refused else move_group(_scalar_sums(self.trained.sums), "cpu")
-            state = contiguous(client.state)
+                    if job.exchange.trains or not self._is_as_before(weights):
+                        row = store.allocate(client.architecture, job.variant).write(weights)
+                    message, refused = self._encoded(clone(made, self._kept(weights, row), job.device), largest)
+                    if row is not None and not row.is_intact:
+                        raise RunError("a plugin wrote into the upload that it was given; it must make another one")
+                state = contiguous(client.state)
+                sums = move_group(sums, "cpu")
         return JobResult(
             client.id,
             message,
@@ -154,74 +145,68 @@ class ClientWork:
             state,
             self.trained,
             sent_nbytes(self.method, message),
-            {name: float(value) for name, value in sums.items()},
+            {} if refused else {name: float(value) for name, value in sums.items()},
             None if refused else score,
             refused,
-            largest=size,
-            operations=self._operations,
+            largest=largest,
+            operations=self._in_training + (0 if self._counter is None else self._counter.count),
         )
 
-    def _scored(self) -> Score:
-        with self.stage("scoring"):
-            (score,) = evaluate_model(self.client, self.method, [part_of(self.client, "test")], self.job.figures)
-            return score
-
-    def _uploaded(self) -> Message:
-        with self.stage("uploading"), self._counting() as done:
-            made = self.method.upload(self.client, self.trained)
-        self._operations += 0 if done is None else done.count
-        return made
-
-    def _largest_on_device(self, made: Message | None) -> list[Tensor]:
-        """The largest magnitude of what of an upload stays on a device, if anything does."""
-        with self.stage("uploading"):
-            tensors = tensors_of(made or {})
-            places = places_of(tensors, self.job.device)
-            staying = [t for t, place in zip(tensors, places, strict=True) if place.type != "cpu" and t.numel()]
-            there = move_together(staying, [self.job.device] * len(staying))  # a method may make some in main memory
-            return [largest_entry(there)] if there else []
-
-    def _is_as_before(self, after: Mapping[str, Tensor]) -> Tensor:
-        """Whether weights are those from before, on their device, so that nobody waits for it now."""
-        before = move_together([self._before[name] for name in after], [t.device for t in after.values()])
-        return torch.stack([(one == other).all() for one, other in zip(before, after.values(), strict=True)]).all()
-
     @contextlib.contextmanager
-    def stage(self, stage: str) -> Iterator[None]:
-        """Errors within the block name client, round and stage."""
+    def _at(self, stage: str) -> Iterator[None]:
+        """Errors within the block name client, round and stage, which it may change."""
+        self.stage = stage
         try:
             yield
         except Exception as error:
-            raise placed(error, self.client, stage, self.job.round) from error
+            raise placed(error, self.client, self.stage, self.job.round) from error
 
-    def _leaving(self, made: Message | None) -> list[Tensor]:
-        """What goes to main memory beside the weights: upload, state, and what the record needs."""
-        sums = _scalar_sums(self.trained.sums).values()
-        tensors = tensors_of(made or {})
-        places = places_of(tensors, self.job.device)
-        message = [tensor for tensor, place in zip(tensors, places, strict=True) if place.type == "cpu"]
-        return [*message, *tensors_of(self.client.state), *sums]
+    def _fault(self, weights: Mapping[str, Tensor]) -> str | None:
+        """Why the client's work counts for nothing, if it does.
 
-    def _check_shapes(self, after: Mapping[str, Tensor]) -> None:
-        """Whether the network's tensors have kept their shapes, which a forward may only change late."""
-        for name, tensor in after.items():
+        Raises:
+            RunError: the forward has changed a tensor's shape, which it may only do late.
+        """
+        for name, tensor in weights.items():
             before = self._before[name].shape
             if tensor.shape != before:
                 raise RunError(
                     f"the network's forward has turned the buffer '{name}' from {tuple(before)} into "
                     f"{tuple(tensor.shape)}; give it its full size in __init__"
                 )
-
-    def _fault(self, after: Mapping[str, Tensor]) -> str | None:
-        """Why the client's work counts for nothing, if it does."""
         if self.job.exchange.trains and self.trained.steps == 0:
             return "no training step: too few samples for a batch of this model"
         if not math.isfinite(self.trained.loss):
             return f"the training loss is {self.trained.loss}"
-        if self.trained.is_finite:
-            return None
-        name = first_nonfinite({"model": after})
-        return None if name is None else f"the model is not finite ('{name}')"
+        wrong = None if self.trained.is_finite else first_nonfinite({"model": weights})
+        return None if wrong is None else f"the model is not finite ('{wrong}')"
+
+    def _is_as_before(self, weights: Mapping[str, Tensor]) -> bool:
+        return all(torch.equal(tensor, self._before[name].to(tensor)) for name, tensor in weights.items())
+
+    def _leave_device(self, made: Message, sums: Sequence[Tensor]) -> float:
+        """Have all that goes to main memory beside the weights cross in one copy for each type, within `copy_once`.
+
+        Returns:
+            The largest magnitude of what of the upload stays on a device; 0 if nothing does.
+        """
+        device = self.job.device
+        tensors = tensors_of(made)
+        places = places_of(tensors, device)
+        leaving = [tensor for tensor, place in zip(tensors, places, strict=True) if place.type == "cpu"]
+        staying = [t for t, place in zip(tensors, places, strict=True) if place.type != "cpu" and t.numel()]
+        largest = [largest_entry(move_together(staying, [device] * len(staying)))] if staying else []
+        leaving = [*largest, *leaving, *tensors_of(self.client.state), *sums]
+        moved = move_together(leaving, [torch.device("cpu")] * len(leaving))
+        return float(moved[0]) if largest else 0.0
+
+    def _kept(self, weights: Mapping[str, Tensor], row: WeightRow | None) -> dict[Hashable, Tensor]:
+        """What a row has of the network's tensors in the plain order, for `clone` of an upload, which shares it."""
+        device = self.job.device
+        if row is None or row.bytes.device != device:
+            return {}
+        pairs = [(memory_key(tensor, device), row.views[name]) for name, tensor in weights.items()]
+        return {key: view for key, view in pairs if view.is_contiguous()}
 
     def _encoded(self, made: Message, largest: float) -> tuple[Message, str | None]:
         """What leaves the client in place of what its method made; and why nothing of it counts, if it does not.
@@ -240,22 +225,6 @@ class ClientWork:
         except Rejected as problem:
             return freeze({}), str(problem)
         return upload, None
-
-    def _held(self, after: Mapping[str, Tensor], row: WeightRow | None) -> dict[Hashable, Tensor]:
-        """What a row has of the network's tensors in the plain order, for `clone` of an upload, which shares it."""
-        device = self.job.device
-        if row is None or row.bytes.device != device:
-            return {}
-        pairs = [(memory_key(tensor, device), row.views[name]) for name, tensor in after.items()]
-        return {key: view for key, view in pairs if view.is_contiguous()}
-
-    def _counting(self) -> AbstractContextManager[OperationCounter | None]:
-        return OperationCounter() if self.job.counted else contextlib.nullcontext()
-
-
-def _scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the sums over the steps that are single numbers, by their names in records."""
-    return {name: value for name, value in flatten(dict(sums)).items() if value.dim() == 0}
 
 
 # working copies ---------------------------------------------------------------------------------------------------

@@ -148,7 +148,6 @@ class VectorizedExecutor(Executor):
         with copy_once():  # of what all are sent
             for job in jobs:
                 work = ClientWork(job, self.setup.method, model_factory)
-                work.seed_layers()
                 work.receive()
                 works.append(work)
                 held = model_factory.state(job.client.architecture, job.variant)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +19,11 @@ from polyfed.engine.executors.choice import make_executor
 from polyfed.engine.executors.executor import Executor
 from polyfed.engine.executors.serial import Serial
 from polyfed.engine.executors.vectorized import VectorizedExecutor
+from polyfed.engine.executors.worker_requests import RequestHandler, make_request, read_answer
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError
-from polyfed.methods import FedAvg
-from polyfed.testing.fixtures import grouped
+from polyfed.methods import FedAvg, FedGH
+from polyfed.testing.fixtures import all_state, difference, grouped, records
 from tests.helpers import toys
 
 LONG = Training(rounds=10_000)
@@ -95,6 +98,45 @@ class Backwards(Executor):
 
     def run(self, jobs: Sequence[Any], done: Any) -> list[Any]:
         return Serial(self.setup).run(list(reversed(jobs)), done)[::-1]
+
+
+class Threads(Executor):
+    """Threads that each have a federation of their own, as docs/own-executor.md says."""
+
+    def run(self, jobs: Sequence[Any], done: Any) -> list[Any]:
+        assert self.setup.rebuild is not None
+        free = SimpleQueue[RequestHandler]()
+        for _ in range(2):
+            free.put(RequestHandler(self.setup.rebuild().executor.setup))
+
+        def work(request: bytes) -> bytes:
+            handler = free.get()
+            answer = handler.reply(request)
+            free.put(handler)
+            return answer
+
+        with ThreadPoolExecutor(2) as threads:
+            answers = list(threads.map(work, map(make_request, jobs)))
+        done(len(jobs))
+        return [read_answer(job, answer, self.setup.store) for job, answer in zip(jobs, answers, strict=True)]
+
+
+def two_networks(**options: Any) -> Federation:
+    members = toys.clients(["shallow", "deep", "shallow", "deep"], test=5)
+    return Federation(
+        members,
+        FedGH(),
+        Training(rounds=3, batch_size=8),
+        **grouped(classes=toys.CLASSES, builders=toys.NETS, **options),
+    )
+
+
+def test_threads_with_a_federation_each_give_the_serial_result() -> None:
+    serial, threads = two_networks(executor="serial"), two_networks(executor=Threads, rebuild=two_networks)
+    serial.run()
+    threads.run()
+    assert difference(all_state(serial), all_state(threads)) is None
+    assert records(serial) == records(threads)
 
 
 def test_an_executor_of_ones_own_is_found_by_class_and_by_name() -> None:

@@ -108,28 +108,12 @@ class FederatedDataset:
         return f"FederatedDataset({self.source.name}, {who}, {what})"
 
 
-class _Split(NamedTuple):
-    """A parsed `split`: parts of train, validation and test; `official` when the source says what is test."""
-
-    official: bool
-    parts: tuple[int, int, int]
-
-
 class _ClientRows(NamedTuple):
-    """A client's rows of the pool, sorted."""
+    """A client's rows, sorted."""
 
     train: Rows
     validation: Rows
     test: Rows
-
-
-class _Sides(NamedTuple):
-    """Rows of the pool before the deal. common_test: one test set for all; None where each client has its own."""
-
-    holdout: Rows
-    assigned: Rows
-    official_test: Rows
-    common_test: Rows | None
 
 
 def build_federated_dataset(
@@ -148,18 +132,14 @@ def build_federated_dataset(
         ConfigError: settings that do not fit the source, a source without the test side that was asked for, or a
             client that would end without training rows or, unless rows are assigned by group, without test rows.
     """
-    plan = _parse_split(options.split)
-    _check_options(source, plan, options, private)
     if private and source.columns.flags:
         source = replace(source, columns=replace(source.columns, own_means=False))
-    pool = _Pool(source, private)
-    sides = _set_aside(pool, plan, options, generators)
-    values = _group_values(pool, sides.assigned, options) if options.is_by_group else None
-    partition = assign_rows(pool, sides.assigned, values, options, generators)
-    clients = _client_rows(pool, sides, partition, values, plan, options, generators)
-    common_test = sides.common_test
-    if common_test is not None:
-        common_test = draw_rows(common_test, pool.strata, options.max_test_per_client, generators("cap test"))
+    deal = _Deal(source, options, generators, private)
+    _check_options(source, deal, options, private)
+    holdout, assigned, common_test = deal.set_aside()
+    values = deal.group_values(assigned) if options.is_by_group else None
+    partition = deal.assign(assigned, values)
+    clients = deal.cap(deal.split(assigned, partition, values))
 
     groups: tuple[tuple[str, ...], ...] = ()
     left_out: tuple[str, ...] = ()
@@ -172,20 +152,20 @@ def build_federated_dataset(
     titles = [client_text(number, name) for number, name in enumerate(names or [""] * len(clients))]
     _check_training(clients, titles, options)
     if common_test is None:
-        _check_tests(clients, options)
+        _check_tests(clients, deal.official, options)
 
-    test = None if common_test is None else pool.select(common_test)
-    unused = pool.size - len(sides.holdout) - sum(len(rows) for client in clients for rows in client)
+    test = None if common_test is None else deal.select(common_test)
+    unused = len(deal.y) - len(holdout) - sum(len(rows) for client in clients for rows in client)
     return FederatedDataset(
         clients=tuple(
-            _client_data(pool, rows, test, options, title) for rows, title in zip(clients, titles, strict=True)
+            _client_data(deal, rows, test, options, title) for rows, title in zip(clients, titles, strict=True)
         ),
-        holdout=pool.select(sides.holdout),
+        holdout=deal.select(holdout),
         test=test,
         classes=source.classes,
         source=source,
         unused=unused - (0 if common_test is None else len(common_test)),
-        label_table=np.stack([np.bincount(pool.y[rows.train], minlength=pool.classes) for rows in clients]),
+        label_table=np.stack([np.bincount(deal.y[rows.train], minlength=deal.classes) for rows in clients]),
         groups=groups,
         names=names,
         left_out=left_out,
@@ -195,17 +175,23 @@ def build_federated_dataset(
 # rows ----------------------------------------------------------------------------------------------------------------
 
 
-class _Pool:
-    """Both sides of a source under one numbering: training rows first, then test rows.
+class _Deal:
+    """Rows of both sides of a source under one numbering, training rows first, then test rows; and who gets which.
 
     Rows with numbers to predict count as rows of one class.
 
     Attributes:
-        strata: (N,) within which rows are drawn: their labels, or all are one where labels must not decide.
+        y: (N,) classes. strata: (N,) within which rows are drawn: the classes, or all are one where these must not
+            decide.
+        official, ratio: the split: whether the source says what is test, and the parts of train, validation and test.
     """
 
-    def __init__(self, source: DatasetSource, private: bool = False) -> None:
+    def __init__(
+        self, source: DatasetSource, options: PartitionSettings, generators: Generators, private: bool
+    ) -> None:
         self.source = source
+        self.options = options
+        self._generators = generators
         self._sides = [samples for _, samples in source.splits()]
         labels = torch.cat([side.y for side in self._sides])
         if source.is_regression:
@@ -213,113 +199,156 @@ class _Pool:
         self.y: Rows = labels.numpy()
         self.strata: Rows = np.zeros_like(self.y) if private else self.y
         self.classes = source.classes or 1
-        self.size = len(self.y)
-
-    def column(self, name: str, rows: Rows) -> NDArray[Any]:
-        """The further values of `rows` (training rows, test rows, or both) in a column."""
-        sides = (("training", self.source.train_columns), ("test", self.source.test_columns))
-        used = [np.any(rows < len(self._sides[0])), np.any(rows >= len(self._sides[0]))]
-        found = []
-        for (what, columns), needed, side in zip(sides, used, self._sides, strict=False):
-            if needed and name not in columns:
-                hint = suggest(name, columns) if columns else ""
-                more = "; with test = 'global' it needs none" if what == "test" else hint
-                raise ConfigError(f"the {what} side of '{self.source.name}' has no column '{name}' to deal by{more}")
-            found.append(columns[name] if needed else np.empty(len(side), dtype=np.int64))
-        if all(used) and found[0].dtype.kind != found[1].dtype.kind:
-            raise ConfigError(
-                f"expected '{name}' of both sides of '{self.source.name}' in one type, got numbers and text"
-            )
-        values: NDArray[Any] = np.concatenate([part for part, needed in zip(found, used, strict=False) if needed])
-        return values[rows if used[0] else rows - len(self._sides[0])]
+        self.official, self.ratio = _parse_split(options.split)
+        self._first_test = len(source.train)
 
     def select(self, rows: Rows) -> LabeledSamples:
         """The samples at `rows` (sorted), copied."""
-        first = len(self._sides[0])
+        first = self._first_test
         here = self._sides[0].select(torch.from_numpy(rows[rows < first]))
         if not np.any(rows >= first):
             return here
         there = self._sides[1].select(torch.from_numpy(rows[rows >= first] - first))
         return there if not len(here) else LabeledSamples(torch.cat([here.x, there.x]), torch.cat([here.y, there.y]))
 
-
-def _set_aside(pool: _Pool, plan: _Split, options: PartitionSettings, generators: Generators) -> _Sides:
-    """The rows of the server, those of a common test set, and those that are assigned."""
-    train_count = len(pool.source.train)
-    train = np.arange(train_count)
-    official_test = np.arange(train_count, pool.size)
-    if options.holdout >= train_count:
-        raise ConfigError(f"expected a holdout below the {train_count} training rows, got {options.holdout}")
-    holdout = train[:0]
-    if options.holdout:
-        holdout = draw_balanced(pool.strata[train], options.holdout, generators("holdout"))
-    train = np.setdiff1d(train, holdout, assume_unique=True)
-    if options.test == "local":
-        assigned = train if plan.official else np.concatenate([train, official_test])
-        return _Sides(holdout, assigned, official_test, None)
-    if pool.source.test is not None:
-        return _Sides(holdout, train, official_test, official_test)
-    train_part, validation_part, test_part = plan.parts
-    ratio = (train_part + validation_part, 0, test_part)
-    assigned, _, common_test = split_rows(train, pool.strata, ratio, generators("test"))
-    return _Sides(holdout, assigned, official_test, common_test)
-
-
-def assign_rows(
-    pool: _Pool, rows: Rows, values: NDArray[Any] | None, options: PartitionSettings, generators: Generators
-) -> Partition:
-    """Divide rows of the pool among clients; the result counts among them and always has class shares.
-
-    values: what they are divided by, of a deal by group.
-    """
-    y = pool.y[rows]
-    if values is not None:
-        found = by_group(values, options.client_count, generators("partition"), options.least_group)
-    else:
-        clients = options.num_clients
-        found = _partition(pool, rows, clients, options, generators)
-        if len(found.rows) != clients:
-            raise ConfigError(f"expected a partition of {clients} clients, got one of {len(found.rows)}")
-        for client, mine in enumerate(found.rows):
-            if len(mine) and int(mine.max()) >= len(y):
-                raise ConfigError(f"expected rows below {len(y)} in the partition, client {client} has {mine.max()}")
-    if found.shares is not None and found.shares.shape == (len(found.rows), pool.classes):
-        return found
-    return Partition(found.rows, class_shares(found.rows, y, pool.classes))
-
-
-def _group_values(pool: _Pool, rows: Rows, options: PartitionSettings) -> NDArray[Any]:
-    """What rows are assigned by: a column's values, or their groups."""
-    values = pool.column(str(options.group_by), rows)
-    return values if options.num_groups is None else hash_groups(values, options.num_groups)
-
-
-def _partition(pool: _Pool, rows: Rows, clients: int, options: PartitionSettings, generators: Generators) -> Partition:
-    """What the partition that is asked for makes of the rows."""
-    wanted = options.partition
-    if pool.source.is_regression and isinstance(wanted, str):
-        fitting = [name for name, function in PARTITIONS.items() if function not in (dirichlet, by_class)]
-        if wanted not in fitting:
+    def group_values(self, rows: Rows) -> NDArray[Any]:
+        """What rows, some training rows among them, are assigned by: a column's values, or their groups."""
+        name = str(self.options.group_by)
+        sides = [("training", self.source.train_columns, "")]
+        if np.any(rows >= self._first_test):
+            sides.append(("test", self.source.test_columns, "; with test = 'global' it needs none"))
+        for what, columns, hint in sides:
+            if name not in columns:
+                hint = hint or (suggest(name, columns) if columns else "")
+                raise ConfigError(f"the {what} side of '{self.source.name}' has no column '{name}' to deal by{hint}")
+        parts = [columns[name] for _, columns, _ in sides]
+        if len({part.dtype.kind for part in parts}) > 1:
             raise ConfigError(
-                f"partition '{wanted}' deals by classes; expected {', '.join(fitting)} where numbers are predicted"
+                f"expected '{name}' of both sides of '{self.source.name}' in one type, got numbers and text"
             )
-    if isinstance(wanted, Partition):
-        if len(wanted.rows) != clients or options.holdout:
+        values: NDArray[Any] = np.concatenate(parts)[rows]
+        return values if self.options.num_groups is None else hash_groups(values, self.options.num_groups)
+
+    def set_aside(self) -> tuple[Rows, Rows, Rows | None]:
+        """The rows of the server, those that are assigned, and those of a common test set, if there is one."""
+        options, generators = self.options, self._generators
+        train = np.arange(self._first_test)
+        official_test = np.arange(self._first_test, len(self.y))
+        if options.holdout >= len(train):
+            raise ConfigError(f"expected a holdout below the {len(train)} training rows, got {options.holdout}")
+        holdout = train[:0]
+        if options.holdout:
+            holdout = draw_balanced(self.strata[train], options.holdout, generators("holdout"))
+        train = np.setdiff1d(train, holdout, assume_unique=True)
+        if options.test == "local":
+            return holdout, train if self.official else np.concatenate([train, official_test]), None
+        assigned, common_test = train, official_test
+        if self.source.test is None:
+            train_part, validation_part, test_part = self.ratio
+            ratio = (train_part + validation_part, 0, test_part)
+            assigned, _, common_test = split_rows(train, self.strata, ratio, generators("test"))
+        return (
+            holdout,
+            assigned,
+            draw_rows(common_test, self.strata, options.max_test_per_client, generators("cap test")),
+        )
+
+    def assign(self, rows: Rows, values: NDArray[Any] | None) -> Partition:
+        """Divide rows among clients; the result counts among them and always has class shares.
+
+        values: what they are divided by, of a deal by group.
+        """
+        options = self.options
+        y = self.y[rows]
+        if values is not None:
+            found = by_group(values, options.client_count, self._generators("partition"), options.least_group)
+        else:
+            found = self._partition(y)
+            if len(found.rows) != options.num_clients:
+                raise ConfigError(
+                    f"expected a partition of {options.num_clients} clients, got one of {len(found.rows)}"
+                )
+            for client, mine in enumerate(found.rows):
+                if len(mine) and int(mine.max()) >= len(y):
+                    raise ConfigError(
+                        f"expected rows below {len(y)} in the partition, client {client} has {mine.max()}"
+                    )
+        if found.shares is not None and found.shares.shape == (len(found.rows), self.classes):
+            return found
+        return Partition(found.rows, class_shares(found.rows, y, self.classes))
+
+    def _partition(self, y: Rows) -> Partition:
+        """What the partition that is asked for makes of rows of these classes."""
+        options = self.options
+        wanted = options.partition
+        if self.source.is_regression and isinstance(wanted, str):
+            fitting = [name for name, function in PARTITIONS.items() if function not in (dirichlet, by_class)]
+            if wanted not in fitting:
+                raise ConfigError(
+                    f"partition '{wanted}' deals by classes; expected {', '.join(fitting)} where numbers are predicted"
+                )
+        if isinstance(wanted, Partition):
+            if len(wanted.rows) != options.num_clients or options.holdout:
+                raise ConfigError(
+                    f"a ready partition expects num_clients={len(wanted.rows)} (its own number) and holdout=0, got "
+                    f"num_clients={options.num_clients}{' and a holdout' if options.holdout else ''}"
+                )
+            return wanted
+        function = wanted if callable(wanted) else PARTITIONS[wanted]
+        draws = self._generators("partition")
+        for own, names in _SETTINGS:
+            if function is own:
+                settings = {name: getattr(options, key) for name, key in names.items()}
+                return own(y, options.num_clients, draws, class_count=self.classes, **settings)  # type: ignore[no-any-return]
+        return _as_partition(function(y, options.num_clients, draws))
+
+    def split(self, assigned: Rows, partition: Partition, values: NDArray[Any] | None) -> list[_ClientRows]:
+        """Each client's rows as train, validation and test. values: what they are assigned by, of a deal by group."""
+        ratio = self.ratio
+        if self.official or self.options.test == "global":
+            ratio = (ratio[0], ratio[1], 0)
+        generator = self._generators("split") if sum(part > 0 for part in ratio) > 1 else None
+        clients = [_ClientRows(*split_rows(assigned[rows], self.strata, ratio, generator)) for rows in partition.rows]
+        if self.options.test == "global" or not self.official:
+            return clients
+        test = np.arange(self._first_test, len(self.y))
+        if values is None:
+            alike = partition_like(partition, self.y[test], self._generators("test"))
+        else:
+            alike = groups_like(partition, values, self.group_values(np.concatenate([assigned, test]))[len(values) :])
+        return [rows._replace(test=test[own]) for rows, own in zip(clients, alike.rows, strict=True)]
+
+    def cap(self, clients: Sequence[_ClientRows]) -> list[_ClientRows]:
+        """The clients' rows below their caps; some clients lose half of what is left."""
+        options, generators = self.options, self._generators
+        most_train = options.max_train_per_client
+        caps: list[int | None] = [*most_train] if isinstance(most_train, list) else [most_train]
+        if not 1 <= len(caps) <= len(clients):
             raise ConfigError(
-                f"a ready partition expects num_clients={len(wanted.rows)} (its own number) and holdout=0, got "
-                f"num_clients={clients}{' and a holdout' if options.holdout else ''}"
+                f"max_train_per_client: expected one cap, or a list of at most {len(clients)}, one for each client; "
+                f"got {len(caps)} caps"
             )
-        return wanted
-    y = pool.y[rows]
-    function = wanted if callable(wanted) else PARTITIONS[wanted]
-    for own, names in _SETTINGS:
-        if function is own:
-            settings = {name: getattr(options, key) for name, key in names.items()}
-            return own(y, clients, generators("partition"), class_count=pool.classes, **settings)  # type: ignore[no-any-return]
-    return _as_partition(function(y, clients, generators("partition")))
+        share = options.halved_client_fraction
+        count = int(share * len(clients) + 1e-9)
+        if share and not count:
+            raise ConfigError(
+                f"halved_client_fraction = {share:g} does nothing with {len(clients)} clients; set it to at least "
+                f"{1 / len(clients):.2g}, or leave it at 0"
+            )
+        halved = set(generators("halved").permutation(len(clients))[:count].tolist()) if count else set()
+        capped = []
+        for client, rows in enumerate(clients):
+            most = min(len(rows.train), caps[client % len(caps)] or len(rows.train))
+            if client in halved:
+                most = (most + 1) // 2
+            train = draw_rows(rows.train, self.strata, most, generators(f"cap train {client}"))
+            test = draw_rows(rows.test, self.strata, options.max_test_per_client, generators(f"cap test {client}"))
+            capped.append(_ClientRows(train, rows.validation, test))
+        return capped
 
 
 def _as_partition(found: Any) -> Partition:
+    """What a partition's function has returned."""
     if isinstance(found, Partition):
         return found
     try:
@@ -334,76 +363,16 @@ def _as_partition(found: Any) -> Partition:
     return Partition(tuple(np.sort(part.astype(np.int64)) for part in parts))
 
 
-def _client_rows(
-    pool: _Pool,
-    sides: _Sides,
-    partition: Partition,
-    values: NDArray[Any] | None,
-    plan: _Split,
-    options: PartitionSettings,
-    generators: Generators,
-) -> list[_ClientRows]:
-    """Each client's rows as train, validation and test, capped, some clients with half of them."""
-    parts = plan.parts
-    if plan.official or options.test == "global":
-        parts = (parts[0], parts[1], 0)
-    generator = generators("split") if sum(part > 0 for part in parts) > 1 else None
-    clients = [_ClientRows(*split_rows(sides.assigned[rows], pool.strata, parts, generator)) for rows in partition.rows]
-    if options.test == "local" and plan.official:
-        test = sides.official_test
-        if values is None:
-            alike = partition_like(partition, pool.y[test], generators("test"))
-        else:
-            both = _group_values(pool, np.concatenate([sides.assigned, test]), options)
-            alike = groups_like(partition, values, both[len(values) :])
-        clients = [rows._replace(test=test[own]) for rows, own in zip(clients, alike.rows, strict=True)]
-    return _cap(pool, clients, options, generators)
-
-
-def _cap(
-    pool: _Pool, clients: Sequence[_ClientRows], options: PartitionSettings, generators: Generators
-) -> list[_ClientRows]:
-    most_train = options.max_train_per_client
-    caps: list[int | None] = [*most_train] if isinstance(most_train, list) else [most_train]
-    if not 1 <= len(caps) <= len(clients):
-        raise ConfigError(
-            f"max_train_per_client: expected one cap, or a list of at most {len(clients)}, one for each client; "
-            f"got {len(caps)} caps"
-        )
-    halved = _halved(len(clients), options.halved_client_fraction, generators)
-    capped = []
-    for client, rows in enumerate(clients):
-        most = min(len(rows.train), caps[client % len(caps)] or len(rows.train))
-        if client in halved:
-            most = (most + 1) // 2
-        train = draw_rows(rows.train, pool.strata, most, generators(f"cap train {client}"))
-        test = draw_rows(rows.test, pool.strata, options.max_test_per_client, generators(f"cap test {client}"))
-        capped.append(_ClientRows(train, rows.validation, test))
-    return capped
-
-
-def _halved(clients: int, share: float, generators: Generators) -> set[int]:
-    if not share:
-        return set()
-    count = int(share * clients + 1e-9)
-    if not count:
-        raise ConfigError(
-            f"halved_client_fraction = {share:g} does nothing with {clients} clients; set it to at least "
-            f"{1 / clients:.2g}, or leave it at 0"
-        )
-    return set(generators("halved").permutation(clients)[:count].tolist())
-
-
 # samples -------------------------------------------------------------------------------------------------------------
 
 
 def _client_data(
-    pool: _Pool, rows: _ClientRows, common_test: LabeledSamples | None, options: PartitionSettings, title: str
+    deal: _Deal, rows: _ClientRows, common_test: LabeledSamples | None, options: PartitionSettings, title: str
 ) -> ClientData:
     """A client's samples, with labels as it has them; a common test set as it is."""
-    source = pool.source
+    source = deal.source
     own_rows = rows if common_test is None else rows[:2]
-    parts = [pool.select(own) for own in own_rows]
+    parts = [deal.select(own) for own in own_rows]
     if source.columns.flags:
         means = own_means(parts[0].x, source.columns, source.mean)
         parts = [fill_missing(part, source.columns, means) for part in parts]
@@ -437,21 +406,21 @@ def own_label_space(data: ClientData, class_names: Sequence[str], title: str) ->
 # checks --------------------------------------------------------------------------------------------------------------
 
 
-def _parse_split(split: str) -> _Split:
-    """A split's words; raises `ConfigError` for anything else."""
+def _parse_split(split: str) -> tuple[bool, tuple[int, int, int]]:
+    """Whether the source says what is test, and the parts of train, validation and test."""
     match = re.fullmatch(r"(?:(official)(?::(\d+):(\d+))?|(\d+):(\d+):(\d+))", str(split))
     if match:
         official, a, b, train, validation, test = match.groups()
         parts = (int(a or 1), int(b or 0), 0) if official else (int(train), int(validation), int(test))
         if parts[0] > 0:
-            return _Split(bool(official), parts)
+            return bool(official), parts
     raise ConfigError(
         f"expected split as 'train:validation:test' in whole numbers with train above 0 ('8:1:1'), 'official' or "
         f"'official:train:validation' ('official:9:1'), got '{split}'"
     )
 
 
-def _check_options(source: DatasetSource, plan: _Split, options: PartitionSettings, private: bool) -> None:
+def _check_options(source: DatasetSource, deal: _Deal, options: PartitionSettings, private: bool) -> None:
     if options.label_space == "own" and options.test == "global":
         raise ConfigError("data.label_space 'own': expected test = 'local', as clients' classes differ, got 'global'")
     if options.label_space == "own" and source.is_regression:
@@ -461,12 +430,12 @@ def _check_options(source: DatasetSource, plan: _Split, options: PartitionSettin
             f"expected classes where noise hides rows, '{source.name}' has numbers to predict, which each client "
             "standardizes by its own rows"
         )
-    if source.test is None and plan.official:
+    if source.test is None and deal.official:
         raise ConfigError(
             f"split '{options.split}' expects an official test side, '{source.name}' has none; use '8:1:1'"
         )
-    from_ratio = not plan.official and (options.test == "local" or source.test is None)
-    if from_ratio and plan.parts[2] == 0:
+    from_ratio = not deal.official and (options.test == "local" or source.test is None)
+    if from_ratio and deal.ratio[2] == 0:
         raise ConfigError(f"expected a test part above 0 in split, got '{options.split}'; use for instance '8:1:1'")
 
 
@@ -479,13 +448,13 @@ def _check_training(clients: Sequence[_ClientRows], titles: Sequence[str], optio
             raise ConfigError(f"expected at least one training row for every client, {title} has none; {hint}")
 
 
-def _check_tests(clients: Sequence[_ClientRows], options: PartitionSettings) -> None:
+def _check_tests(clients: Sequence[_ClientRows], official: bool, options: PartitionSettings) -> None:
     """Every client can be tested; where rows are assigned by group, of which some are small, one at least."""
     untested = [client for client, rows in enumerate(clients) if len(rows.test) == 0]
     grouped = options.is_by_group
     if not untested or (grouped and len(untested) < len(clients)):
         return
-    if grouped and _parse_split(options.split).official:
+    if grouped and official:
         raise ConfigError(
             f"split '{options.split}' expects test rows of those who train, all are of others; to test these as "
             "newcomers, set data.split to '8:1:1', which splits everybody's rows, and list them in evaluation.held_out"

@@ -193,7 +193,7 @@ def timing(
             Local(),
             Training(rounds=asked.rounds, batch_size=batch),
             task=Task(classes=CLASSES),
-            executor=Execution(executor, device=asked.device, workers=workers),
+            executor=Execution(executor=executor, device=asked.device, workers=workers),
             builders={name: lambda name=name: network(name) for name in names},
         )
         with recording(records):

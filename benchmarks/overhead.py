@@ -118,7 +118,7 @@ def milliseconds(method: Method, clients: int, rounds: int, workers: int) -> dic
         method,
         Training(rounds=rounds),
         Evaluation(every_n_rounds=rounds),
-        executor=Execution("processes" if workers else "serial", workers=workers or None),
+        executor=Execution(executor="processes" if workers else "serial", workers=workers or None),
         builders={"net": lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))},
         loggers=[clock],
     )

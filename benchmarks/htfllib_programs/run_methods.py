@@ -207,7 +207,7 @@ def main() -> None:
         method_of(job, ways),
         pf.Training(rounds=job.rounds, batch_size=job.batch_size, lr=methods_job.LR),
         pf.Evaluation(stage="received"),  # as HtFLlib tests: with what clients would go on with
-        executor=Execution("serial"),
+        executor=Execution(executor="serial"),
         builders={f"cnn{i}": functools.partial(split_network, i) for i in range(job.clients)},
         loggers=[round_ends],
     )

@@ -66,7 +66,7 @@ A_CLIENT = r"polyfed.Client\(model, train=\(x, y\), test=\(x, y\)\)"
         ({"clients": client()}, rf"clients: expected a list of {A_CLIENT}, got a Client"),
         ({"test": (X, Y.float())}, r"test: expected whole numbers as labels, as of client 0, train, got floats"),
         ({"loggers": print}, r"loggers: expected a list, got the function print; put it into \[ \]"),
-        ({"out": 3}, r"out: expected the path of a folder, got 3"),
+        ({"out": 3}, r"path: expected the path of a folder, got 3"),
     ],
 )
 def test_a_wrong_kind_of_argument_is_one_line(changed: dict[str, Any], line: str) -> None:

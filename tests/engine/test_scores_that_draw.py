@@ -68,7 +68,8 @@ def test_scores_are_the_same_whoever_takes_them_and_how_often(method: pf.Method,
     random.seed(1)
     torch.manual_seed(1)
     assert scores(method, every=3, pythons=pythons, shared=shared) == expected
-    assert scores(method, pythons=pythons, shared=shared, executor=Execution("processes", workers=2)) == expected
+    two = Execution(executor="processes", workers=2)
+    assert scores(method, pythons=pythons, shared=shared, executor=two) == expected
     if not pythons:  # which no clients can draw as one
         assert scores(method, pythons=pythons, shared=shared, executor="vectorized") == expected
 

@@ -59,7 +59,9 @@ def test_the_scores_are_scikit_learns() -> None:
     assert not [key for key in {*found.result, *found.history[0]} if "accuracy" in key]
 
 
-@pytest.mark.parametrize("executor", ["serial", pf.Execution("processes", workers=2)], ids=["serial", "processes"])
+@pytest.mark.parametrize(
+    "executor", ["serial", pf.Execution(executor="processes", workers=2)], ids=["serial", "processes"]
+)
 def test_a_figure_of_ones_own_is_in_the_unit_of_the_numbers(executor: Any) -> None:
     def mean_target(predicted: Tensor, y: Tensor) -> float:
         return float(y.mean())

@@ -37,7 +37,7 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def federation(out: Path, *loggers: Any) -> Federation:
     clients = [Client("a", draw(12, (0, 1, 2), i), draw(9, (0, 1, 2), 9 + i)) for i in range(3)]
     training = SHORT.model_copy(update={"rounds": 5})
-    kept, builders = Output(out, checkpoint_every=2), {"a": lambda: tiny_model(1, 4, 6)}
+    kept, builders = Output(path=out, checkpoint_every=2), {"a": lambda: tiny_model(1, 4, 6)}
     return Federation(clients, FedAvg(), training, out=kept, builders=builders, loggers=loggers)
 
 

@@ -34,8 +34,8 @@ MAY_IMPORT = {
     "models": {"functional", "errors", "registry"},
     "data": {"functional", "errors", "escaping", "places", "records", "registry", "validation"},
     "config": {
-        *("core", "data", "engine.method_wrappers", "engine.plugin", "engine.uploads", "plugins.settings"),
-        *("errors", "model_groups", "own_methods", "places", "registry", "records", "validation"),
+        *("core", "data", "engine.method_wrappers", "engine.plugin", "engine.task", "engine.uploads"),
+        *("plugins.settings", "errors", "model_groups", "own_methods", "places", "registry", "records", "validation"),
     },
     "core": {"models.split", "data.samples", "functional", "errors", "escaping", "validation"},
     "building_blocks": {"core", "models.split", "data.samples", "functional", "errors", "validation"},

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from polyfed.core.settings import (
     AdapterSettings,
     Evaluation,
-    Keep,
     Personalization,
     Positive,
     Privacy,
@@ -21,11 +20,12 @@ from polyfed.core.settings import (
 )
 from polyfed.data.options import CLIENT, PARTITION, PartitionSettings, SourceOptions, SourceSettings
 from polyfed.data.sources import find_source
+from polyfed.engine.task import OutputSettings, WorkSettings
 from polyfed.model_groups import GROUPS
 from polyfed.places import LARGEST
 from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
 from polyfed.records import paper_tables
-from polyfed.registry import EXECUTORS, MODELS, is_own, suggest
+from polyfed.registry import MODELS, suggest
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.error_lines import shown
 
@@ -201,7 +201,7 @@ class PluginChoice(BaseModel):
         return dict(self.model_extra or {})
 
 
-class RunSettings(Settings):
+class RunSettings(OutputSettings, WorkSettings):
     """``[run]``: how, where and with which seed."""
 
     _place: ClassVar[tuple[str, ...]] = ("run",)
@@ -212,23 +212,7 @@ class RunSettings(Settings):
     seed: Annotated[int, Field(ge=0, lt=LARGEST)] = Field(
         0, description="every random draw of the run is derived from it"
     )
-    device: str = Field("cpu", description="where networks compute: 'cpu', 'cuda', 'cuda:1'")
-    executor: str = Field(
-        "auto",
-        description="; ".join(f"{name}: {EXECUTORS.summary(name)}" for name in EXECUTORS)
-        + "; or 'package.module:Class' of your own",
-    )
-    workers: Positive | None = Field(
-        None, description="most at once: processes (default: the cores), clients vectorized together (32)"
-    )
-    checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
-    keep: Keep = Field(
-        "last",
-        description="which round a run reports, and keeps the models of: the last, or the one with the best validation "
-        "accuracy, as always with evaluation.patience; nothing: a finished run keeps its records only, no weights",
-    )
     out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
-    label: str | None = Field(None, description="name of the run in tables; default: the method's")
     loggers: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
         [], description="who shows the run beside the console: curves, in the last two the recipe and report, too"
     )
@@ -254,13 +238,6 @@ class RunSettings(Settings):
             if name not in paper_tables.tables():
                 raise ValueError(f"unknown table '{name}'{suggest(name, paper_tables.tables())}")
         return names
-
-    @field_validator("executor")
-    @classmethod
-    def _known_executor(cls, name: str) -> str:
-        if name not in EXECUTORS and not is_own(name):
-            raise ValueError(f"unknown executor '{name}'{suggest(name, EXECUTORS)}")
-        return name
 
 
 SECTIONS: dict[str, type[Settings]] = {  # those whose keys are fixed; a method has its own

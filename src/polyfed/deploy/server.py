@@ -119,9 +119,11 @@ class DeployedFederation(Federation):
                 feature_names=first.feature_names,
                 label_column=recipe.data.label_column,
             ),
-            executor=Execution("serial", device=recipe.run.device),
+            executor=Execution(executor="serial", device=recipe.run.device),
             # a checkpoint after each round: nodes keep their last two states, and that of the best round
-            out=Output(out, 1, recipe.run.keep, recipe.run.label, recipe.to_dict()),
+            out=Output(
+                path=out, checkpoint_every=1, keep=recipe.run.keep, label=recipe.run.label, settings=recipe.to_dict()
+            ),
             seed=recipe.run.seed,
             builders=builders,
             loggers=[SimpleNamespace(start=lambda info: registry.event_log.open()), *loggers],  # with the run folder

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from polyfed.core.client import Client, PublicData
@@ -106,21 +104,6 @@ def plugins_of(given: Any) -> list[Plugin]:
         found[plugin.name] = plugin
     ours = {name: found[name] if name in found else kinds[name]() for name in kinds}
     return list((ours | found).values())
-
-
-def output_of(given: Any) -> Output:
-    """What is written: the run folder's path, or all of it.
-
-    Raises:
-        ConfigError: neither, or a value that cannot be.
-    """
-    output = given if isinstance(given, Output) else Output(given)
-    if output.path is not None and not isinstance(output.path, str | os.PathLike):
-        raise ConfigError(f"out: expected the path of a folder, got {described(output.path)}")
-    if output.keep not in ("last", "best", "nothing"):
-        raise ConfigError(f"keep: expected 'last', 'best' or 'nothing', got {output.keep!r}")
-    every = check_integer("checkpoint_every", output.checkpoint_every, 1)
-    return replace(output, path=None if output.path is None else Path(output.path), checkpoint_every=every)
 
 
 def complete_task(given: Any, clients: Sequence[Client]) -> Task:

@@ -33,7 +33,6 @@ from polyfed.engine.arguments import (
     expect,
     list_of,
     method_of,
-    output_of,
     plugins_of,
 )
 from polyfed.engine.checkpoint import Checkpointer, check_made_of
@@ -121,9 +120,9 @@ class Federation(Setup):
         self.training = expect("training", training, Training)
         self.evaluation = expect("evaluation", evaluation, Evaluation)
         self.plugins = plugins_of(plugins)
-        execution = Execution(executor) if isinstance(executor, str | type) else executor
+        execution = Execution(executor=executor) if isinstance(executor, str | type) else executor
         self.execution = expect("executor", execution, Execution)
-        self.output = output_of(out)
+        self.output = out if isinstance(out, Output) else Output(path=out)
         self.seed = check_integer("seed", seed, 0)
         self.task = complete_task(task, self.clients)
         check_settings(self.task, self.training, self.evaluation, self.metrics, self.output, self.clients)

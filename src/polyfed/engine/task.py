@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from pydantic import Field, field_validator
 
 from polyfed.core.client import Client, Encoder, PublicData
-from polyfed.core.settings import Keep, Training
+from polyfed.core.settings import Keep, Positive, Settings, Training
 from polyfed.data.samples import LabeledSamples, TableColumns
 from polyfed.data.text import Vocabulary
+from polyfed.errors import described
 from polyfed.records.main_score import ACCURACY, RMSE, MainScore
+from polyfed.registry import EXECUTORS, is_own, suggest
 
 if TYPE_CHECKING:
     from polyfed.data.dataset import DatasetSource
-    from polyfed.engine.executors.executor import Executor, RunJobs
 
 
 @dataclass(frozen=True)
@@ -73,44 +76,78 @@ class Task:
         return RMSE if self.classes == 0 else ACCURACY
 
 
-@dataclass(frozen=True)
-class Execution:
+class WorkSettings(Settings):
+    """Who does the clients' work, and where: keys of ``[run]``."""
+
+    _place: ClassVar[tuple[str, ...]] = ("run",)
+
+    device: str = Field("cpu", description="where networks compute: 'cpu', 'cuda', 'cuda:1'")
+    executor: str = Field(
+        "auto",
+        description="; ".join(f"{name}: {EXECUTORS.summary(name)}" for name in EXECUTORS)
+        + "; or 'package.module:Class' of your own",
+    )
+    workers: Positive | None = Field(
+        None, description="most at once: processes (default: the cores), clients vectorized together (32)"
+    )
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _spelled(cls, given: Any) -> Any:
+        return str(given) if isinstance(given, torch.device) else given
+
+    @field_validator("executor")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        if isinstance(given, str) and given not in EXECUTORS and not is_own(given):
+            raise ValueError(f"unknown executor '{given}'{suggest(given, EXECUTORS)}")
+        return given
+
+
+class OutputSettings(Settings):
+    """What a run leaves behind: keys of ``[run]``."""
+
+    _place: ClassVar[tuple[str, ...]] = ("run",)
+
+    checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
+    keep: Keep = Field(
+        "last",
+        description="which round a run reports, and keeps the models of: the last, or the one with the best validation "
+        "accuracy, as always with evaluation.patience; nothing: a finished run keeps its records only, no weights",
+    )
+    label: str | None = Field(None, description="name of the run in tables; default: the method's")
+
+
+class Execution(WorkSettings):
     """How the clients' work is carried out.
 
     Args:
-        executor: "serial", one after the other in this process; "processes", by worker processes (Linux, device "cpu"),
-            with the same result bit for bit; "vectorized": clients of one network as one, with the same result up to
-            rounding; "auto": "processes" where it pays, on other devices "vectorized"; "ray": processes of Ray, also on
-            a cluster, with the result of "serial" bit for bit; or the class of an executor of your own.
-        workers: at most so many work at the same time; default: as many processes as this one may use cores, or stacks
-            of 32 clients. On a cluster of Ray's there is no default.
-        device: where networks compute ("cpu", "cuda", "cuda:1").
+        device, executor, workers: see the keys of ``[run]``; the executor may also be the class of one of your own.
         wrap: makes of the executor's `run` the one that is used, say one that listens.
         rebuild: a function of a module that makes the same federation anew, for executors that need it ("ray"). Where
             there is a recipe, there is one.
     """
 
-    executor: str | type[Executor] = "auto"
-    workers: int | None = None
-    device: str | torch.device = "cpu"
-    wrap: Callable[[RunJobs], RunJobs] | None = None
+    executor: str | type[Any] = "auto"  # type: ignore[assignment]  # wider than a recipe's
+    wrap: Callable[[Any], Any] | None = None
     rebuild: Callable[[], Any] | None = None
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(OutputSettings):
     """What a run leaves behind.
 
     Args:
-        path: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
-        keep: which round the run reports, and whose weights are its models: "last"; "best", the one with the best
-            validation score of the main stage (the first, where several are equal), as always with
-            `Evaluation.patience`; "nothing": a finished run has its records only, no models and no checkpoints.
-        label: name of the run in tables. settings: the resolved recipe, if there is one.
+        path: run folder; None writes nothing.
+        checkpoint_every, keep, label: see the keys of ``[run]``.
+        settings: the resolved recipe, if there is one.
     """
 
     path: Path | str | None = None
-    checkpoint_every: int = 5
-    keep: Keep = "last"
-    label: str | None = None
-    settings: Mapping[str, Any] | None = None
+    settings: dict[str, Any] | None = None
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _is_a_path(cls, given: Any) -> Path | None:
+        if given is not None and not isinstance(given, str | os.PathLike):
+            raise ValueError(f"expected the path of a folder, got {described(given)}")
+        return None if given is None else Path(given)

@@ -107,7 +107,7 @@ def _trained(
         ),
         Evaluation(every_n_rounds=settings.epochs),
         task=Task(classes=classes),
-        executor=Execution("serial", device=recipe.run.device),
+        executor=Execution(executor="serial", device=recipe.run.device),
         seed=recipe.run.seed,
         builders={name: builder},
     )

@@ -99,10 +99,8 @@ def grouped(**options: Any) -> dict[str, Any]:
     """
     if "out" in options:
         options["path"] = options.pop("out")
-    task, execution, output = (
-        {field.name: options.pop(field.name) for field in fields(kind) if field.name in options}
-        for kind in (Task, Execution, Output)
-    )
+    known: list[list[str]] = [[field.name for field in fields(Task)], [*Execution.model_fields], [*Output.model_fields]]
+    task, execution, output = ({name: options.pop(name) for name in names if name in options} for names in known)
     plugins = [options.pop(name) for name in _PLUGINS if name in options]
     return {
         "task": Task(**task),

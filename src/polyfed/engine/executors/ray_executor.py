@@ -74,7 +74,7 @@ class RayExecutor(WorkerPool):
         if setup.rebuild is None:
             raise ConfigError(
                 "expected a recipe for the executor 'ray', whose processes make the federation anew, got a federation "
-                "made in Python; give it polyfed.Execution('ray', rebuild=...)"
+                "made in Python; give it polyfed.Execution(executor='ray', rebuild=...)"
             )
         address = address_of_cluster()
         if setup.workers is None and address is not None:

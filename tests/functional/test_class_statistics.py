@@ -14,6 +14,13 @@ from polyfed.functional.closed_forms import discriminant
 from tests.helpers.class_rows import CLASSES, PHI, Y, near
 
 
+def test_counts_are_of_all_classes_and_numbers_are_one_class() -> None:
+    assert sum_rows(PHI, Y.clamp(max=1), CLASSES)["counts"][2:].tolist() == [0, 0]
+    numbers = sum_rows(PHI, PHI[:, 0], 0)
+    assert numbers["counts"].tolist() == [len(PHI)]
+    torch.testing.assert_close(numbers["sums"][0], torch.cat([PHI, PHI[:, :1]], dim=1).double().sum(dim=0))
+
+
 @pytest.mark.parametrize("cuts", [(10, 20, 60), (1, 89), (60, 10, 20)])
 def test_any_grouping_and_order_give_one_solution(cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(class_statistics, "_ROWS", 7)

@@ -69,7 +69,7 @@ def test_sums_of_rows_with_noise_are_within_what_such_rows_can_have(noise: float
         assert are_within(noisy if noise else sums, 60, noise)
 
 
-@pytest.mark.parametrize("change", ["sums", "one class", "products", "trace", "counts", "more rows"])
+@pytest.mark.parametrize("change", ["sums", "one class", "products", "trace", "counts", "one count", "more rows"])
 def test_sums_that_no_rows_of_norm_one_have_are_not_within(change: str) -> None:
     phi = 0.999 * torch.nn.functional.normalize(PHI.double()).repeat(20, 1)
     sums = {name: tensor.double() for name, tensor in sum_rows(phi, Y.repeat(20), CLASSES).items()}
@@ -80,6 +80,7 @@ def test_sums_that_no_rows_of_norm_one_have_are_not_within(change: str) -> None:
         "products": {"products": torch.full_like(sums["products"], float(rows))},
         "trace": {"products": -sums["products"]},
         "counts": {"counts": -sums["counts"]},
+        "one count": {"counts": sums["counts"] + torch.tensor([0.0, 0, -50, 50])},
         "more rows": {"counts": sums["counts"] * 2},
     }
     assert are_within(sums, rows, 0.3)

@@ -121,29 +121,27 @@ def test_gradient_by_finite_differences_against_the_definition(rows, d, r):
 
 @pytest.mark.parametrize(("rows", "d", "e"), [*SHAPES[:1], *SHAPES[2:4], *SHAPES[5:]])
 @pytest.mark.parametrize("block", [512, 7])
-def test_autograd_is_the_closed_form_in_both_arguments(rows, d, e, block, monkeypatch):
+def test_autograd_is_the_closed_form(rows, d, e, block, monkeypatch):
     monkeypatch.setattr(kernels, "BLOCK", block)
     if block == 7 and rows > 100:
         rows, d, e = 53, 52, 54
-    a, b = (draw(rows, d) + 3).requires_grad_(), (5 * draw(rows, e, seed=1)).requires_grad_()
-    loss = alignment(a, b)
-    assert float(loss.detach()) == pytest.approx(1 - numpy_linear_cka(a.detach(), b.detach()), rel=1e-12)
-    loss.backward()
-    for x, y in ((a, b), (b, a)):
-        closed = closed_form(x, y)
-        torch.testing.assert_close(x.grad, closed, rtol=1e-9, atol=1e-9 * float(closed.abs().max()))
-        assert not closed.requires_grad
-        assert float(closed.sum(0).abs().max()) < 1e-12 * float(closed.norm())
-        assert abs(float((closed * x.detach()).sum())) < 1e-10 * float(closed.norm() * x.detach().norm())
+    for a, b in ((draw(rows, d) + 3, 5 * draw(rows, e, seed=1)), (5 * draw(rows, e, seed=1), draw(rows, d) + 3)):
+        loss = alignment(a.requires_grad_(), b)
+        assert float(loss.detach()) == pytest.approx(1 - numpy_linear_cka(a.detach(), b), rel=1e-12)
+        loss.backward()
+        closed = closed_form(a, b)
+        torch.testing.assert_close(a.grad, closed, rtol=1e-9, atol=1e-9 * float(closed.abs().max()))
+        assert float(a.grad.sum(0).abs().max()) < 1e-12 * float(closed.norm())
+        assert abs(float((a.grad * a.detach()).sum())) < 1e-10 * float(closed.norm() * a.detach().norm())
 
 
 @pytest.mark.parametrize(("d", "block"), [(2, 512), (6, 2)])
 def test_second_derivatives(d, block, monkeypatch):
     monkeypatch.setattr(kernels, "BLOCK", block)
-    a, f = (draw(4, d) + 1).requires_grad_(), draw(4, 5, seed=1).requires_grad_()
+    a, f = (draw(4, d) + 1).requires_grad_(), draw(4, 5, seed=1)
     assert torch.autograd.gradgradcheck(alignment, (a, f))
     (through,) = torch.autograd.grad(torch.autograd.grad(alignment(a, f), a, create_graph=True)[0].square().sum(), a)
-    nested = torch.func.grad(lambda x: torch.func.grad(alignment)(x, f.detach()).square().sum())(a.detach())
+    nested = torch.func.grad(lambda x: torch.func.grad(alignment)(x, f).square().sum())(a.detach())
     torch.testing.assert_close(nested, through)
 
 
@@ -156,9 +154,7 @@ def test_under_functional_transforms(d, block, monkeypatch):
     closed = torch.stack([closed_form(x, f) for x in a])
     torch.testing.assert_close(vmap(grad(alignment), in_dims=(0, None))(a, f), closed)
     torch.testing.assert_close(vmap(grad(alignment))(a, f.expand(3, 30, 40)), closed)
-    both = vmap(grad(cka, argnums=(0, 1)))(a, a.flip(0))
-    torch.testing.assert_close(both[0][0], -closed_form(a[0], a[2]))
-    torch.testing.assert_close(both[1][0], -closed_form(a[2], a[0]))
+    torch.testing.assert_close(vmap(grad(cka))(a, a.flip(0))[0], -closed_form(a[0], a[2]))
 
 
 def test_columns_of_the_gradient_sum_to_zero_far_from_the_origin():
@@ -176,7 +172,7 @@ def test_equal_rows_give_zero_and_no_gradient(rows, d, dtype):
     other = draw(rows, 3, dtype=dtype)
     for a in (constant.clone(), torch.zeros(rows, d, dtype=dtype)):
         a.requires_grad_()
-        for loss in (alignment(a, other), alignment(other, a), alignment(a, a)):
+        for loss in (alignment(a, other), alignment(a, a)):
             assert loss == 1
             (gradient,) = torch.autograd.grad(loss, a)
             assert gradient.eq(0).all()

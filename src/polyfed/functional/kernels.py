@@ -36,7 +36,7 @@ _SPARE = 16  # columns that a factor being gathered has beyond its rank
 
 
 def cka(a_LD: Tensor, b_LE: Tensor) -> Tensor:
-    """Linear CKA of two representations of the same L inputs (0-d); differentiable in both, not clamped to [0, 1].
+    """Linear CKA of two representations of the same L inputs (0-d), not clamped to [0, 1]; B is a constant.
 
     A factor F stands for the kernel F F^T. Both sides are centered anew on the rows given, so that any common subset
     of rows (a RAD minibatch) will do; D and E may differ, and be larger than L.
@@ -49,7 +49,7 @@ def cka(a_LD: Tensor, b_LE: Tensor) -> Tensor:
     True
     """
     same_rows(a_LD, b_LE)
-    value: Tensor = _Cka.apply(a_LD, b_LE)[0]  # type: ignore[no-untyped-call]
+    value: Tensor = _Cka.apply(a_LD, b_LE.detach())[0]  # type: ignore[no-untyped-call]
     return value
 
 
@@ -62,7 +62,7 @@ def alignment(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
 
 
 class _Parts(NamedTuple):
-    """What CKA and its gradients are made of.
+    """What CKA and its gradient are made of.
 
     a_LD, b_LE: prepared. norm_a, norm_b: ||A^T A||_F, ||B^T B||_F, never 0; ab: ||A^T B||_F^2.
     gram_a, gram_b: the smaller of A^T A and A A^T, and of B. cross_DE: A^T B; empty where the kernels stand for it.
@@ -76,12 +76,6 @@ class _Parts(NamedTuple):
     gram_a: Tensor
     gram_b: Tensor
     cross_DE: Tensor
-
-    def swapped(self) -> _Parts:
-        """With A and B in each other's place."""
-        return _Parts(
-            self.b_LE, self.a_LD, self.norm_b, self.norm_a, self.ab, self.gram_b, self.gram_a, self.cross_DE.mT
-        )
 
 
 def centered_parts(a_LD: Tensor, b_LE: Tensor) -> _Parts:
@@ -115,7 +109,7 @@ def _slope(parts: _Parts, peak: Tensor) -> Tensor:
 
 
 class _Cka(torch.autograd.Function):
-    """CKA, followed by its parts, which are no outputs to anybody else; gradients in closed form from these.
+    """CKA, followed by its parts, which are no outputs to anybody else; its gradient in A in closed form from these.
 
     Where a derivative of the gradient may be asked for (``create_graph``, ``torch.func.grad``), the parts are made
     anew by operations that have one.
@@ -136,17 +130,13 @@ class _Cka(torch.autograd.Function):
         ctx.save_for_backward(*inputs, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, None]:
         if grad is None:
             return None, None
         a_LD, b_LE, *made = ctx.saved_tensors
         with torch.autocast(a_LD.device.type, enabled=False):
             parts = centered_parts(a_LD, b_LE) if torch.is_grad_enabled() else _Parts(*made)
-            in_a, in_b = ctx.needs_input_grad
-            return (
-                (grad * _slope(parts, max_abs(a_LD))).to(a_LD.dtype) if in_a else None,
-                (grad * _slope(parts.swapped(), max_abs(b_LE))).to(b_LE.dtype) if in_b else None,
-            )
+            return (grad * _slope(parts, max_abs(a_LD))).to(a_LD.dtype), None
 
 
 # ---- products ------------------------------------------------------------------------------------------------------

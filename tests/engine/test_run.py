@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.randomness import seeded_global_rng
@@ -25,7 +24,6 @@ from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.methods.local import Local
 from polyfed.testing.fixtures import grouped
 from tests.helpers.interrupt import Interrupt
-from tests.helpers.small_recipe import SMALL
 from tests.helpers.told import Told
 
 
@@ -162,19 +160,6 @@ def test_a_figure_that_fails_names_itself() -> None:
         federation(metrics={"mine": fails}).run()
 
 
-RECIPE: dict[str, Any] = {
-    **SMALL,
-    "data": {**SMALL["data"], "num_clients": 3, "max_train_per_client": 10, "holdout": 20},
-    "training": {"rounds": 2, "batch_size": 5},
-}
-
-
-def records(method: dict[str, Any], workers: int = 1) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    executor = {"executor": "processes" if workers > 1 else "serial", "workers": workers}
-    done = pf.run(pf.Recipe.from_dict({**RECIPE, "method": method, "run": executor}))
-    return dict(done.result), [dict(record) for record in done.history]
-
-
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
 
 
@@ -182,7 +167,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="worker processes nee
 def test_processor_time_is_of_the_run_and_its_workers(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that goes on by a second whenever it is read: twice for a round and for each answer of a worker."""
     monkeypatch.setattr(time, "process_time", itertools.count().__next__)
-    result, rounds = records({"name": "local"}, workers)
-    answers = 0 if workers == 1 else 2 * RECIPE["data"]["num_clients"]  # training, then scores
-    assert [record["processor_seconds"] for record in rounds] == pytest.approx([1 + answers] * 2)
-    assert result["processor_seconds"] == pytest.approx(2 * (1 + answers))
+    run = federation(executor="serial" if workers == 1 else "processes", workers=workers).run()
+    answers = 0 if workers == 1 else 3 + 2  # training, then the scores of those with test rows
+    assert [record["processor_seconds"] for record in run.history] == pytest.approx([1 + answers] * 2)
+    assert run.result["processor_seconds"] == pytest.approx(2 * (1 + answers))

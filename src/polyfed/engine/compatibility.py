@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,6 @@ from polyfed.units import human_count
 
 _NAMED = 2  # tensors that are listed by name
 _ROUNDED = 1e-3  # from 1
-_SHOWN = 4  # architectures, or sets of tensors, that are listed one by one
 
 
 class IncompatibleError(ConfigErrors):
@@ -293,13 +291,13 @@ class _Checks:
 
     def _check_more_than_head(self) -> None:
         """Averaging by name is meant for networks of one family: among others a head alone would be averaged."""
-        groups = _common(self.templates, None)
+        groups = common_tensors(self.templates, None)
         for architecture, module in self.templates.items():
             found = [tensors for owners, tensors in groups.items() if architecture in owners]
             common = {name: tensor for tensors in found for name, tensor in tensors.items()}
             if common and common.keys() <= _head_names(module):
                 raise ConfigError(
-                    f"{self.name} would average nothing but the head ({_listed(common)}) of "
+                    f"{self.name} would average nothing but the head ({listed(common)}) of "
                     f"{self.first[architecture].title_with_network} with clients of other architectures; "
                     f"{self.needs.hint}"
                 )
@@ -531,48 +529,16 @@ def _check_scores(client: Client, module: nn.Module, x: Tensor, what: str, who: 
     return scores
 
 
-# who is averaged with whom --------------------------------------------------------------------------------------------
+# tensors that architectures have in common ----------------------------------------------------------------------------
 
 
-def averaged(method: Method, owners: Sequence[str], templates: Mapping[str, nn.Module]) -> str:
-    """One line: whose networks a method averages whole, and what across architectures.
-
-    Args:
-        method: has a hyperparameter `aggregation`. owners: every client's architecture.
-        templates: architecture -> its network.
-
-    Example: ``averaged: 5 clients of cnn1 whole, 5 of mlp whole; head.weight (640 weights) across all 10``
-    """
-    aggregation = getattr(method, "aggregation", "same-shape")
-    counts = Counter(owners)
-    parts = method.requirements.shared_parts
-    what = "whole" if parts is None else "in " + " and ".join(parts)
-    each = [f"{count} of {architecture} {what}" for architecture, count in counts.items()]
-    if len(each) > _SHOWN:
-        each = [f"the clients of each of the {len(each)} architectures {what}"]
-    else:
-        each[0] = each[0].replace(" of", " client of" if counts[owners[0]] == 1 else " clients of", 1)
-    found = ["averaged: " + ", ".join(each)]
-    if aggregation != "same-shape":
-        groups = _common({architecture: templates[architecture] for architecture in counts}, parts)
-        for architectures, tensors in list(groups.items())[:_SHOWN]:
-            number = sum(counts[architecture] for architecture in architectures)
-            who = f"all {number}" if number == len(owners) else f"{number} of {', '.join(architectures)}"
-            found.append(f"{_listed(tensors)} across {who}")
-        if len(groups) > _SHOWN:
-            found.append(f"{len(groups) - _SHOWN} further sets of tensors across others")
-        if not groups and len(counts) > 1:
-            found.append("nothing across architectures")
-    return "; ".join(found)
-
-
-def _listed(tensors: Mapping[str, Tensor]) -> str:
+def listed(tensors: Mapping[str, Tensor]) -> str:
     """The names of a few tensors, or how many there are; and of how many weights."""
     names = ", ".join(tensors) if len(tensors) <= _NAMED else f"{len(tensors)} tensors"
     return f"{names} ({sum(tensor.numel() for tensor in tensors.values()):,} weights)"
 
 
-def _common(
+def common_tensors(
     templates: Mapping[str, nn.Module], parts: Collection[Part] | None
 ) -> dict[tuple[str, ...], dict[str, Tensor]]:
     """Architectures, at least two, -> what all of these and no others have; most weights first."""

@@ -36,7 +36,7 @@ from polyfed.engine.arguments import (
     plugins_of,
 )
 from polyfed.engine.checkpoint import Checkpointer, check_made_of
-from polyfed.engine.compatibility import averaged, check_auxiliary_model, check_compatibility
+from polyfed.engine.compatibility import check_auxiliary_model, check_compatibility
 from polyfed.engine.device import parse_device
 from polyfed.engine.evaluation import Evaluator, figures_of, held_out_of, select_missing, validate_metrics
 from polyfed.engine.executors.choice import make_executor
@@ -44,7 +44,7 @@ from polyfed.engine.executors.executor import Executor, ExecutorSetup, WrappedEx
 from polyfed.engine.model_export import clients_with_models, export, write_models
 from polyfed.engine.pace import processor_seconds, single_threaded
 from polyfed.engine.plugin import Setup, reads_uploads
-from polyfed.engine.remarks import class_remarks, unread_settings
+from polyfed.engine.remarks import all_remarks
 from polyfed.engine.round import run_round, server_stage, start
 from polyfed.engine.round_state import Round
 from polyfed.engine.run import ClientModels, History
@@ -56,7 +56,6 @@ from polyfed.engine.snapshot import restore, take_snapshot
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError, RunInterrupted, described
-from polyfed.escaping import clients_text
 from polyfed.functional.device_copies import with_number
 from polyfed.loggers.base import as_logger
 from polyfed.records.main_score import main_score_of
@@ -220,15 +219,6 @@ class Federation(Setup):
         return f"Federation({facts['method']}, {who}, {facts['dataset']}, {what})"
 
     @property
-    def averaged(self) -> str:
-        """What the method averages with whom, in a line; "" where it averages no networks."""
-        if self.method.is_alone or not hasattr(self.method, "aggregation"):
-            return ""
-        owners = [client.architecture for client in self.clients]
-        templates = {name: self.model_factory.module(name, alone=True) for name in first_by_architecture(self.clients)}
-        return averaged(self.method, owners, {name: self.method.personal_model(one) for name, one in templates.items()})
-
-    @property
     def classes(self) -> int:
         """The number of classes of the task; 0: numbers are predicted."""
         assert self.task.classes is not None
@@ -322,19 +312,7 @@ class Federation(Setup):
 
     def remarks(self) -> list[str]:
         """What a user should know before round 1; see `polyfed.engine.remarks`."""
-        is_mixed = len(first_by_architecture(self.clients)) > 1
-        averaging = [self.averaged] if is_mixed and self.averaged else []
-        return [*averaging, *self.data_remarks(), *self.unread_settings()]
-
-    def data_remarks(self) -> list[str]:
-        """Who is held out, and what is odd about classes and inputs."""
-        who = clients_text(self.held_out, [client.name for client in self.clients])
-        held_out = [f"held out of training: clients {who}"] if self.held_out else []
-        return [*held_out, *class_remarks(self)]
-
-    def unread_settings(self) -> list[str]:
-        """A line for every setting that was given and that the method does not read."""
-        return unread_settings(self)
+        return all_remarks(self)
 
     def export(self, client_id: int, stage: str = "") -> nn.Module:
         """A copy of the client's network as it is scored; see `polyfed.engine.model_export.export`."""

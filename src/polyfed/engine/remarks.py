@@ -6,16 +6,20 @@ settings for the others' sake. A run of the recipe's own method is refused.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from polyfed.core.client import Client
 from polyfed.core.settings import Settings
 from polyfed.data.classes import remarks as odd_classes
+from polyfed.engine.compatibility import common_tensors, listed
 from polyfed.engine.plugin import Setup
 from polyfed.engine.uploads import has_upload
+from polyfed.escaping import clients_text
 from polyfed.validation.error_lines import shown
 
+_SHOWN = 4  # architectures, or sets of tensors, that are listed one by one
 _LOOKED_AT = 64  # rows of a client, to know how large its inputs are
 _LARGE = 100  # where inputs that are standardized, or in [0, 1], are about 1
 _OF_UPLOADS = {
@@ -27,16 +31,57 @@ _OF_UPLOADS = {
 }
 
 
-def class_remarks(setup: Setup) -> list[str]:
-    """What is odd about the clients' classes (`polyfed.data.classes`), and about the size of inputs."""
-    if setup.clients_are_elsewhere:
-        return []
+def all_remarks(setup: Setup) -> list[str]:
+    """All of them: whom the method averages with whom, data, and settings that are not read."""
+    is_mixed = len(setup.first_of_each_architecture()) > 1
+    averaged = averaging(setup) if is_mixed else ""
+    return [*([averaged] if averaged else []), *data_remarks(setup), *unread_settings(setup)]
+
+
+def averaging(setup: Setup) -> str:
+    """Whose networks the method averages whole, and what across architectures; "" where it averages no networks.
+
+    Example: ``averaged: 5 clients of cnn1 whole, 5 of mlp whole; head.weight (640 weights) across all 10``
+    """
+    method = setup.method
+    if method.is_alone or not hasattr(method, "aggregation"):
+        return ""
+    counts = Counter(client.architecture for client in setup.clients)
+    parts = method.requirements.shared_parts
+    what = "whole" if parts is None else "in " + " and ".join(parts)
+    each = [f"{count} of {architecture} {what}" for architecture, count in counts.items()]
+    if len(each) > _SHOWN:
+        each = [f"the clients of each of the {len(each)} architectures {what}"]
+    else:
+        is_one = next(iter(counts.values())) == 1
+        each[0] = each[0].replace(" of", " client of" if is_one else " clients of", 1)
+    found = ["averaged: " + ", ".join(each)]
+    if method.aggregation != "same-shape":
+        templates = {one: method.personal_model(setup.model_factory.module(one, alone=True)) for one in counts}
+        groups = common_tensors(templates, parts)
+        for architectures, tensors in list(groups.items())[:_SHOWN]:
+            number = sum(counts[architecture] for architecture in architectures)
+            who = f"all {number}" if number == len(setup.clients) else f"{number} of {', '.join(architectures)}"
+            found.append(f"{listed(tensors)} across {who}")
+        if len(groups) > _SHOWN:
+            found.append(f"{len(groups) - _SHOWN} further sets of tensors across others")
+        if not groups and len(counts) > 1:
+            found.append("nothing across architectures")
+    return "; ".join(found)
+
+
+def data_remarks(setup: Setup) -> list[str]:
+    """Who is held out, and what is odd about classes (`polyfed.data.classes`) and the size of inputs."""
     clients = setup.clients
+    held_out = clients_text(setup.held_out, [client.name for client in clients])
+    lines = [f"held out of training: clients {held_out}"] if setup.held_out else []
+    if setup.clients_are_elsewhere:
+        return lines
     trained = {label for client in clients for label in client.data.train.y.unique().tolist()}
     sides = {id(client.data.test): client.data.test for client in clients}  # a shared one is looked at once
     tested = {label for side in sides.values() for label in side.y.unique().tolist()}
-    lines = odd_classes(list(setup.task.class_names or ()), trained, tested)
-    return [*lines, *_large_inputs(clients)]
+    odd = odd_classes(list(setup.task.class_names or ()), trained, tested)
+    return [*lines, *odd, *_large_inputs(clients)]
 
 
 def _large_inputs(clients: Sequence[Client]) -> list[str]:

@@ -13,6 +13,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.engine.executors.choice import clients_per_batch
 from polyfed.engine.federation import Federation
+from polyfed.engine.remarks import averaging, data_remarks
 from polyfed.errors import MissingPackage, PolyfedError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.cost_estimate import CostEstimate
@@ -118,8 +119,8 @@ def estimate_costs(federation: Federation) -> CostEstimate:
         seconds_server=server,
         seconds_scoring=sum(scoring) / workers,
         data_nbytes=_data_bytes(federation),
-        averaged=federation.averaged,
-        remarks=tuple(federation.data_remarks()),
+        averaged=averaging(federation),
+        remarks=tuple(data_remarks(federation)),
     )
 
 

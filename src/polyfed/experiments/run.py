@@ -10,6 +10,7 @@ from typing import Any
 from polyfed.config.recipe import Recipe
 from polyfed.engine.arguments import list_of
 from polyfed.engine.federation import Federation, Run
+from polyfed.engine.remarks import unread_settings
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, described
 from polyfed.experiments.build import build_federation
@@ -109,7 +110,7 @@ def refuse_unread_settings(federation: Federation) -> None:
     Raises:
         ConfigError: it does not read one.
     """
-    unread = federation.unread_settings()
+    unread = unread_settings(federation)
     if unread:
         raise ConfigError(unread[0])
 

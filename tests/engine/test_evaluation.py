@@ -23,8 +23,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.evaluation import evaluation_record, not_evaluated, summarize
-from polyfed.engine.executors import client_scores, executor
-from polyfed.engine.executors.jobs import EvalBatch
+from polyfed.engine.executors import client_scores
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.scoring import Score
 from polyfed.engine.task import Task
@@ -34,7 +33,6 @@ from polyfed.functional.metrics import class_counts, class_pairs
 from polyfed.functional.metrics import f1 as class_f1
 from polyfed.methods import FedAvg, FedProto, Local
 from polyfed.records.main_score import ACCURACY
-from polyfed.registry import METHODS
 from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import (
@@ -238,40 +236,10 @@ def test_by_hand(weighting: Any) -> None:
 
 # together ---------------------------------------------------------------------------------------------------------
 
-TOGETHER = sorted(name for name, method in METHODS.items() if client_scores.are_scored_together(method()))
-
-
-def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many clients each batch that is scored from now on has."""
-    sizes: list[int] = []
-    plain = client_scores.score_batch
-
-    def counted(batch: EvalBatch, *of: Any) -> Any:
-        sizes.append(len(batch.jobs))
-        return plain(batch, *of)
-
-    monkeypatch.setattr(executor, "score_batch", counted)
-    return sizes
-
 
 def each_alone(asked: Sequence[Any], *of: Any) -> list[list[int]]:
     """In the place of what finds who is scored together."""
     return [[place] for place in range(len(asked))]
-
-
-@pytest.mark.parametrize("name", others_slow(TOGETHER, quick=["fedavg"]))
-def test_clients_that_hold_the_same_model_are_scored_as_each_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients with and without weights of their own; the figures are equal bit for bit."""
-    half = SHORT.model_copy(update={"client_fraction": 0.5, "rounds": 3})
-    asked = Evaluation(extra_stages=["received", "personal"], metrics=ALL)
-    kit = ConformanceKit(method=METHODS[name]())
-    sizes = batch_sizes(monkeypatch)
-    together = kit.usual.run(kit.method, half, evaluation=asked)
-    assert max(sizes) > 1
-    monkeypatch.setattr(client_scores, "who_are_alike", each_alone)
-    alone = kit.usual.run(kit.method, half, evaluation=asked)
-    assert records(together) == records(alone)
-    assert difference(state(together), state(alone)) is None
 
 
 class Kept(FedAvg):
@@ -295,8 +263,8 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
 
 
-@pytest.mark.parametrize("method", [Kept(), NormsStay()], ids=repr)
-def test_who_may_hold_another_model_is_scored_alone(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", [FedAvg(), Kept(), NormsStay()], ids=repr)
+def test_clients_are_scored_as_each_alone(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     usual, asked = ConformanceKit(method=method, models=[normed]).usual, Evaluation(metrics=ALL)
     found = records(usual.run(method, SHORT, evaluation=asked))
     monkeypatch.setattr(client_scores, "who_are_alike", each_alone)

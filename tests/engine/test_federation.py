@@ -39,15 +39,6 @@ def usual(method: Method, training: Training = SHORT, **options: Any) -> Federat
 # selection ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("share", "count"), [(1.0, 6), (0.5, 3), (0.34, 2), (0.01, 1), (5 / 6, 5)])
-def test_so_many_are_drawn_without_replacement(share: float, count: int) -> None:
-    federation = usual(Local(), Training(rounds=3, lr=0.1, client_fraction=share))
-    federation.run()
-    for record in federation.history:
-        assert len(set(record["clients"])) == count
-        assert record["clients"] == sorted(record["clients"])
-
-
 def test_the_draw_differs_by_round_and_seed_and_not_by_method() -> None:
     training = Training(rounds=8, lr=0.0, client_fraction=0.5)
     drawn = {}

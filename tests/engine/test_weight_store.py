@@ -213,10 +213,7 @@ def snapshot(rows: WeightStore, number: int = 1) -> Snapshot:
     ("owners", "builders", "said"),
     [
         (["tied", "plain"], {}, "expected weights of clients 0 to 1, got client 2's"),
-        (["tied", "tied", "tied"], {}, "expected 'tied' as client 1's network, got 'plain'"),
         (["tied", "plain", "tied"], {"plain": lambda: nn.Linear(4, 2)}, r"expected shape \(2, 4\) for 'weight'"),
-        (["tied", "plain", "tied"], {"plain": lambda: nn.Linear(4, 3, bias=False)}, "only one side has 'bias'"),
-        (["tied", "plain", "tied"], {"plain": lambda: nn.Linear(4, 3).double()}, "expected torch.float64 for 'weight'"),
     ],
 )
 def test_a_checkpoint_of_other_networks_is_refused(

@@ -97,9 +97,6 @@ class ForkedWorker(Worker):
         except (EOFError, OSError):
             raise WorkerDied(self._how()) from None
 
-    def is_alive(self) -> bool:
-        return self.process.is_alive()
-
     def terminate(self) -> None:
         self.line.close()
         self.process.kill()

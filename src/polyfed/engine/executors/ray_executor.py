@@ -1,17 +1,14 @@
 """The executor `ray`: clients' work done by processes of Ray, here or on a cluster. Only this file knows Ray.
 
 With RAY_ADDRESS set, the work goes to the machines of that cluster, else to processes that are started here and end
-with the run. Every process is an actor of Ray's with one core. It makes the federation anew, from the recipe, and does
-what any worker does (`worker_requests`): so the result is that of `serial` bit for bit, and a run goes on with any
-executor.
+with the run. Each is an actor of Ray's with one core, which makes the federation anew and then does what any worker
+does (`worker_requests`).
 
-What polyfed hands to Ray are bytes (`engine.wire`), and nothing of ours is unpickled from them. Ray itself pickles what
-it needs to run them: the actor's class, the name of the function that makes the federation, with the recipe's text, and
-its own errors. So who can speak to Ray's processes can run code in them. Those that are started here listen on the
-loopback interface alone, and to those who know a token that is made for the run; a cluster is guarded by its operator.
-
-Ray is imported when it is first needed, as it reads its settings from the environment then: no reports of its use, no
-dashboard, the loopback interface alone, and a token.
+polyfed hands bytes to Ray (`engine.wire`), and unpickles nothing of them. Ray itself pickles what it needs to run them:
+the actor's class, the function that makes the federation, with the recipe's text, and its own errors. So who can speak
+to Ray's processes can run code in them. Those that are started here listen on the loopback interface alone, and to
+those who know a token that is made for the run; a cluster is guarded by its operator. Ray is imported when it is first
+needed, as it reads such settings from the environment then.
 """
 
 from __future__ import annotations
@@ -86,86 +83,87 @@ class RayExecutor(WorkerPool):
         super().__init__(setup)
         setup.store.keep_in_main_memory()  # as weights travel
         self._rebuild = setup.rebuild
-        self._ray: RaySession | None = None
+        self._session = contextlib.ExitStack()
+        self._ray_is_on = False
 
     def hire(self) -> Worker:
-        return self._hire()
+        if not self._ray_is_on:
+            self._session.enter_context(ray_session(self.workers))
+            self._ray_is_on = True
+        return _RayWorker(self._rebuild)
 
     def answered(self, busy: Collection[Worker]) -> list[Worker]:
         asked = {worker.pending: worker for worker in busy if isinstance(worker, _RayWorker)}
-        return [asked[one] for one in self._session().ready(list(asked))]
+        return [asked[one] for one in _first_ready(list(asked))]
 
     def close(self) -> None:
         super().close()
-        if self._ray is not None:
-            self._ray.end()
-        self._ray = None
+        self._session.close()
+        self._ray_is_on = False
 
     def replace(self, worker: Worker) -> None:
         """Have another worker where a core is free; a node that was lost may be offered for a while."""
         self.running.remove(worker)
         worker.terminate()
-        other = self._hire()
-        try:
-            if other.is_placed(_PATIENCE):
+        other = _RayWorker(self._rebuild)
+        with contextlib.suppress(RunError):  # it died as it began
+            if _first_ready([other.placed], _PATIENCE):
                 other.wait_ready()
                 self.running.append(other)
                 return
-        except RunError:  # it died as it began
-            pass
         other.terminate()
         if not self.running:
             raise RunError("the last of Ray's workers died, and there is no free core for another one")
         self.workers -= 1
         self.setup.say(f"no core of the cluster is free in place of it; the run goes on with {self.workers} workers")
 
-    def _hire(self) -> _RayWorker:
-        return _RayWorker(self._session(), self._rebuild)
 
-    def _session(self) -> RaySession:
-        """Ray, started when it is first needed."""
-        if self._ray is None:
-            self._ray = RaySession(self.workers)
-        return self._ray
+def _first_ready(promises: Sequence[Any], seconds: float | None = None) -> list[Any]:
+    """The first of what was promised that is there; [] when so many seconds have passed."""
+    import ray
+
+    ready: list[Any] = ray.wait(list(promises), num_returns=1, timeout=seconds)[0]
+    return ready
 
 
 class _RayWorker(Worker):
-    """See `Worker`; it answers when `pending` is ready."""
+    """An actor with a core, where most are free.
 
-    def __init__(self, ray: RaySession, rebuild: Rebuild) -> None:
-        self._ray = ray
-        self._actor = actor = ray.actor(WorkerActor)
-        self._alive = True
-        self._placed = actor.is_there.remote()
-        self.pending = actor.begin.remote(__version__, torch.__version__, str(Path.cwd()), rebuild)
+    Attributes:
+        placed: is ready when it has been given its core. pending: when it has answered, or is no more.
+    """
 
-    def is_placed(self, seconds: float) -> bool:
-        """Whether it has been given a core, for which it waits no longer than this."""
-        return bool(self._ray.ready([self._placed], seconds))
+    def __init__(self, rebuild: Rebuild) -> None:
+        import ray
+
+        kind = ray.remote(num_cpus=1, num_gpus=0, max_restarts=0, scheduling_strategy="SPREAD")(WorkerActor)
+        self._actor = kind.remote()
+        self.placed = self._actor.is_there.remote()
+        self.pending = self._actor.begin.remote(__version__, torch.__version__, str(Path.cwd()), rebuild)
 
     def wait_ready(self) -> None:
         try:
-            answer = decode(self.receive())
+            check_answer(decode(self.receive()))
         except WorkerDied as how:
             raise RunError(f"a worker of Ray's died as it began: {how}") from None
-        check_answer(answer)
 
     def send(self, request: bytes) -> None:
         self.pending = self._actor.answer.remote(request)
 
     def receive(self) -> bytes:
-        try:
-            return self._ray.received(self.pending)
-        except WorkerDied:
-            self._alive = False
-            raise
+        import ray
 
-    def is_alive(self) -> bool:
-        return self._alive
+        try:
+            data: bytes = ray.get(self.pending)
+            return data
+        except ray.exceptions.RayError as error:
+            raise WorkerDied(type(error).__name__) from None
 
     def terminate(self) -> None:
-        self._alive = False
-        self._ray.kill(self._actor)
+        import ray
+
+        with contextlib.suppress(Exception):  # Ray itself may have ended
+            ray.kill(self._actor)
 
 
 class WorkerActor:
@@ -215,7 +213,8 @@ def address_of_cluster() -> str | None:
     return None if address in (None, "", "local") else address
 
 
-class RaySession:
+@contextlib.contextmanager
+def ray_session(workers: int) -> Iterator[None]:
     """Ray: started here, or the cluster that was named. One that the program has started itself is used, and left.
 
     Args:
@@ -224,99 +223,35 @@ class RaySession:
     Raises:
         RunError: it did not start. ConfigError: the cluster is not there, or has fewer cores.
     """
-
-    def __init__(self, workers: int) -> None:
-        self._folders = contextlib.ExitStack()
-        self._is_ours = False
-        with _own_handlers():
-            if address_of_cluster() is None:
-                self._start(workers)
-            else:
-                self._join()
-        import ray
-
-        total = int(ray.cluster_resources().get("CPU", 0))
-        if total < workers:
-            self.end()
-            raise ConfigError(f"expected at most {total} workers, as Ray has so many cores here, got {workers}")
-
-    def actor(self, kind: type) -> Any:
-        """A new actor of a class, with a core, where most are free."""
-        import ray
-
-        return ray.remote(num_cpus=1, num_gpus=0, max_restarts=0, scheduling_strategy="SPREAD")(kind).remote()
-
-    def ready(self, promises: Sequence[Any], seconds: float | None = None) -> list[Any]:
-        """The first of what was promised that is there; [] when so many seconds have passed."""
-        import ray
-
-        found: list[Any] = ray.wait(list(promises), num_returns=1, timeout=seconds)[0]
-        return found
-
-    def received(self, promise: Any) -> bytes:
-        """What an actor has promised, when it is there."""
-        import ray
-
-        try:
-            data: bytes = ray.get(promise)
-            return data
-        except ray.exceptions.RayError as error:
-            raise WorkerDied(type(error).__name__) from None
-
-    def kill(self, actor: Any) -> None:
-        """End an actor."""
-        import ray
-
-        with contextlib.suppress(Exception):  # Ray itself may have ended
-            ray.kill(actor)
-
-    def end(self) -> None:
-        """Leave it; end what was started here."""
-        if self._is_ours:
+    address = address_of_cluster()
+    with contextlib.ExitStack() as stack:
+        if address is None:
+            _check_token()
+            beside = (
+                None if len(tempfile.gettempdir()) <= _SHORT else "/tmp"
+            )  # names of Ray's sockets may not be longer
+            folder = stack.enter_context(temporary_folder("polyfed-ray", beside)) / "r"
+            settings = {"address": "local", "num_cpus": workers, "num_gpus": 0, "include_dashboard": False}
+            settings["_temp_dir"] = str(folder)  # Ray opens it to all, and nothing above it
+        else:
+            check_reachable(address)
+            settings = {"address": address}
+        with _environment(_own_environment(address)), _own_handlers():
             import ray
 
-            ray.shutdown()
-        self._folders.close()
-
-    def _start(self, workers: int) -> None:
-        if _is_without_token():
-            raise ConfigError(
-                "expected Ray to be imported first by the executor 'ray', which gives it a token, got a program that "
-                "has imported it before; start it there with ray.init(), or import it later"
-            )
-        beside = None if len(tempfile.gettempdir()) <= _SHORT else "/tmp"  # names of Ray's sockets may not be longer
-        folder = self._folders.enter_context(temporary_folder("polyfed-ray", beside))
-        open_to_all = folder / "r"  # Ray opens it, and nothing above it
-        with _environment(_own_environment()):
-            self._init(
-                lambda problem: RunError(f"Ray did not start: {problem}"),
-                address="local",
-                num_cpus=workers,
-                num_gpus=0,
-                include_dashboard=False,
-                _temp_dir=str(open_to_all),
-            )
-
-    def _join(self) -> None:
-        address = address_of_cluster() or ""
-        check_reachable(address)
-        with _environment({"RAY_USAGE_STATS_ENABLED": "0"}):
-            self._init(lambda problem: ConfigError(f"{CLUSTER}: no cluster at {address}: {problem}"), address=address)
-
-    def _init(self, error_of: Callable[[str], Exception], **settings: Any) -> None:
-        import ray
-
-        if ray.is_initialized():
-            return
-        try:
-            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **settings)
-            self._is_ours = True
-        except BaseException as error:
-            ray.shutdown()
-            self.end()
-            if not isinstance(error, Exception):
-                raise
-            raise error_of(" ".join(str(error).split())[:_LONGEST]) from error
+            if not ray.is_initialized():
+                stack.callback(ray.shutdown)
+                try:
+                    ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **settings)
+                except Exception as error:
+                    problem = " ".join(str(error).split())[:_LONGEST]
+                    if address is None:
+                        raise RunError(f"Ray did not start: {problem}") from error
+                    raise ConfigError(f"{CLUSTER}: no cluster at {address}: {problem}") from error
+        total = int(ray.cluster_resources().get("CPU", 0))
+        if total < workers:
+            raise ConfigError(f"expected at most {total} workers, as Ray has so many cores here, got {workers}")
+        yield
 
 
 def check_reachable(address: str) -> None:
@@ -336,18 +271,23 @@ def cluster_token() -> str:
     return secrets.token_hex(32)
 
 
-def _is_without_token() -> bool:
-    """Whether Ray has read its settings already, and there was no word of a token in them."""
+def _check_token() -> None:
+    """Whether Ray's processes here will ask for a token: it has not read its settings yet, or they speak of one."""
     ray = sys.modules.get("ray")
-    if ray is None or ray.is_initialized() or "RAY_AUTH_MODE" in os.environ:
-        return False
-    return cluster_token.cache_info().currsize == 0
+    if ray is None or ray.is_initialized() or "RAY_AUTH_MODE" in os.environ or cluster_token.cache_info().currsize:
+        return
+    raise ConfigError(
+        "expected Ray to be imported first by the executor 'ray', which gives it a token, got a program that has "
+        "imported it before; start it there with ray.init(), or import it later"
+    )
 
 
-def _own_environment() -> dict[str, str]:
-    """What Ray's processes here have in their environment besides ours."""
-    own = {
-        "RAY_USAGE_STATS_ENABLED": "0",
+def _own_environment(address: str | None) -> dict[str, str]:
+    """What Ray's processes have in their environment besides ours. address: of a cluster; None: they start here."""
+    own = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if address is not None:
+        return own
+    own |= {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # of this machine alone: it listens on the loopback interface
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_gcs_rpc_server_reconnect_timeout_s": _SOON,
@@ -361,16 +301,14 @@ def _own_environment() -> dict[str, str]:
 @contextlib.contextmanager
 def _environment(own: Mapping[str, str]) -> Iterator[None]:
     """Within the block these variables are set."""
-    before = {name: os.environ.get(name) for name in own}
+    before = {name: os.environ[name] for name in own if name in os.environ}
     os.environ.update(own)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in own.keys() - before.keys():
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,15 +32,11 @@ class WorkerDied(Exception):
 
 
 class Worker(abc.ABC):
-    """A worker, as the run's process sees it: wait until it is there; then ask it, one thing at a time."""
+    """A worker, as the run's process sees it, which is asked one thing at a time and keeps nothing."""
 
     @abc.abstractmethod
     def wait_ready(self) -> None:
-        """Wait until it is there.
-
-        Raises:
-            WorkerUnavailable: it cannot work here.
-        """
+        """Wait until it is there; `WorkerUnavailable`: it cannot work here."""
 
     @abc.abstractmethod
     def send(self, request: bytes) -> None:
@@ -48,19 +44,11 @@ class Worker(abc.ABC):
 
     @abc.abstractmethod
     def receive(self) -> bytes:
-        """Its answer, when it is there.
-
-        Raises:
-            WorkerDied: it is no more.
-        """
-
-    @abc.abstractmethod
-    def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Its answer, when it is there; `WorkerDied`: it is no more."""
 
     @abc.abstractmethod
     def terminate(self) -> None:
-        """End it, if it has not ended. It keeps nothing that would be lost."""
+        """End it, if it has not ended."""
 
 
 class WorkerPool(Executor):
@@ -75,7 +63,7 @@ class WorkerPool(Executor):
         self.workers = worker_count(setup)
         self.running: list[Worker] = []
         self._estimates = Estimates(setup)
-        self._serial: Serial | None = None  # where no worker can be had
+        self._is_alone = False  # no worker can be had
 
     @abc.abstractmethod
     def hire(self) -> Worker:
@@ -88,23 +76,23 @@ class WorkerPool(Executor):
     def run(self, jobs: Sequence[TrainJob], done: Done) -> list[JobResult]:
         if not jobs:
             return []
-        if serial := self._instead():
-            return serial.run(jobs, done)
+        if not self._has_workers():
+            return Serial(replace(self.setup, workers=None)).run(jobs, done)
         found = self._run_all(jobs, done)
         if len(jobs) > 1 and not any(found):
             raise RunError(f"the worker of every client died, twice, in round {jobs[0].round}; try fewer workers")
         return [one or JobResult(job.client.id, dropped=True) for one, job in zip(found, jobs, strict=True)]
 
     def score_batches(self, batches: Sequence[EvalBatch]) -> Sequence[list[Scores]]:
-        if serial := self._instead():
-            return serial.score_batches(batches)
+        if not self._has_workers():
+            return super().score_batches(batches)
         found: list[list[Scores] | None] = self._run_all(batches, lambda done: None)
         return [one or [{} for _ in batch.jobs] for batch, one in zip(batches, found, strict=True)]
 
     def run_passes(self, passes: Sequence[PublicPass]) -> list[Tensor]:
         """See `Server.run_passes`; a single one is not worth sending, and what workers die of is done here."""
         found: list[Tensor | None] = [None] * len(passes)
-        if len(passes) > 1 and not self._instead():
+        if len(passes) > 1 and self._has_workers():
             found = self._run_all([PassJob(self.setup.clients[p.client_id], p) for p in passes], lambda done: None)
         return [
             run_public_pass(asked, self.setup) if one is None else one for asked, one in zip(passes, found, strict=True)
@@ -124,50 +112,38 @@ class WorkerPool(Executor):
         except WorkerUnavailable as reason:
             raise RunError(f"a worker died, and there can be no other: {reason}") from None
 
-    def _instead(self) -> Serial | None:
-        """What does the work where there can be no workers; else those that are missing are made."""
-        if self._serial is not None:
-            return self._serial
-        for gone in [worker for worker in self.running if not worker.is_alive()]:
-            self.running.remove(gone)
-            gone.terminate()
+    def _has_workers(self) -> bool:
+        """Whether there are workers; those that are missing are made."""
         try:
             ready = len(self.running)
-            for _ in range(ready, self.workers):
+            for _ in range(ready, 0 if self._is_alone else self.workers):
                 self.running.append(self.hire())
             for worker in self.running[ready:]:
                 worker.wait_ready()
         except WorkerUnavailable as reason:
             self.close()
             self.setup.say(f"there can be no worker processes ({reason}); all is done by this one")
-            self._serial = Serial(replace(self.setup, workers=None))
-        return self._serial
+            self._is_alone = True
+        return not self._is_alone
 
     def _run_all(self, asked: Sequence[Any], done: Done) -> list[Any]:
         """All results; None where workers died of it, twice."""
-        found: list[Any] = [None] * len(asked)
-        through = 0
-
-        def keep(index: int, result: Any) -> None:
-            nonlocal through
-            found[index] = result
-            through += 1
-            done(through)
-
-        order = sorted(range(len(asked)), key=lambda index: -self._estimates.seconds(asked[index].client))
+        found: dict[int, Any] = {}  # by place
+        order = sorted(range(len(asked)), key=lambda place: -self._estimates.seconds(asked[place].client))
         try:
-            for lost in self._assign_jobs(asked, order, keep):
-                if self._assign_jobs(asked, [lost], keep):
-                    keep(lost, None)
+            for lost in self._assign_jobs(asked, order, found, done):
+                if self._assign_jobs(asked, [lost], found, done):
+                    found[lost] = None
+                    done(len(found))
                     then = "the run's own process does its work" if isinstance(asked[lost], PassJob) else None
                     self.setup.say(f"{_worker_of(asked[lost])} died again; {then or 'it counts as dropped out'}")
         except BaseException:
             self.close()  # whatever the others are at
             raise
-        return found
+        return [found[place] for place in range(len(asked))]
 
-    def _assign_jobs(self, asked: Sequence[Any], order: Sequence[int], keep: Callable[[int, Any], None]) -> list[int]:
-        """Have jobs done by all workers, in this order of their indices; the indices of those whose worker died."""
+    def _assign_jobs(self, asked: Sequence[Any], order: Sequence[int], found: dict[int, Any], done: Done) -> list[int]:
+        """Have jobs done by all workers, in this order of their places; the places of those whose worker died."""
         waiting = deque(order)
         busy = dict[Worker, int]()
         died = list[int]()
@@ -177,18 +153,19 @@ class WorkerPool(Executor):
                 busy[worker] = waiting.popleft()
                 worker.send(make_request(asked[busy[worker]]))
             for worker in self.answered(busy):
-                index = busy.pop(worker)
+                place = busy.pop(worker)
                 try:
-                    result = read_answer(asked[index], worker.receive(), self.setup.store)
+                    answer = read_answer(asked[place], worker.receive(), self.setup.store)
                 except WorkerDied as how:
-                    died.append(index)
-                    self.setup.say(f"{_worker_of(asked[index])} died ({how}); its work is done again")
+                    died.append(place)
+                    self.setup.say(f"{_worker_of(asked[place])} died ({how}); its work is done again")
                     self.replace(worker)
                 except PolyfedError as error:
-                    failed[index] = error
-                    waiting = deque(other for other in waiting if other < index)
+                    failed[place] = error
+                    waiting = deque(other for other in waiting if other < place)
                 else:
-                    keep(index, result)
+                    found[place] = answer
+                    done(len(found))
         if failed:
             raise failed[min(failed)]
         return died

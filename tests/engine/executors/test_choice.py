@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -30,19 +31,15 @@ LONG = Training(rounds=10_000)
 
 
 def choose(executor: Any = "auto", clients: int = 6, device: str = "cpu", **options: Any) -> Any:
-    """The executor that a federation has; for another device, the one that it would have there."""
+    """The executor of such a federation; on another device, the one that it would have there."""
     training = options.pop("training", Training(rounds=3, batch_size=8))
-    members = toys.clients(["shallow"] * clients)
-    given = grouped(classes=toys.CLASSES, builders=toys.NETS, executor="serial" if device != "cpu" else executor)
+    given = {"executor": executor, **options} if device == "cpu" else {"executor": "serial"}
+    given = grouped(classes=toys.CLASSES, builders=toys.NETS, **given)
+    found = Federation(toys.clients(["shallow"] * clients), FedAvg(), training, **given).executor
     if device == "cpu":
-        given = grouped(classes=toys.CLASSES, builders=toys.NETS, executor=executor, **options)
-    federation = Federation(members, FedAvg(), training, **given)
-    if device == "cpu":
-        return federation.executor
-    setup = federation.executor.setup
-    parts: Any = SimpleNamespace(device=torch.device(device), module=setup.model_factory.module)
-    setup.model_factory, setup.workers = parts, options.get("workers")
-    return make_executor(executor, setup)
+        return found
+    there: Any = SimpleNamespace(device=torch.device(device), module=found.setup.model_factory.module)
+    return make_executor(executor, replace(found.setup, model_factory=there, **options))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")

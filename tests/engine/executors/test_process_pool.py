@@ -23,15 +23,13 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.executors import executor as executor_module
 from polyfed.engine.executors import process_pool, worker_pool
 from polyfed.engine.executors.jobs import TrainJob
-from polyfed.engine.executors.process_pool import ForkedWorker
 from polyfed.engine.federation import Federation
-from polyfed.engine.wire import decode
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.methods import FedAvg, FedDF, FedET, FedHeNN, Local
 from polyfed.methods.building_blocks.alignment_data import AlignmentData
 from polyfed.methods.building_blocks.mean_kernel import MeanKernel
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import all_state, difference, grouped, records
+from polyfed.testing.fixtures import all_state, difference, records
 from tests.helpers import toys
 from tests.helpers.quick import others_slow
 from tests.helpers.told import Told
@@ -282,23 +280,6 @@ def test_where_no_worker_can_be_had_serial_does_it(what: str, monkeypatch: pytes
     same(serial, found)
 
 
-def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    plain = ForkedWorker.send
-
-    def ask(self: ForkedWorker, request: bytes) -> None:
-        if (what := decode(request))["what"] == "TrainJob":
-            asked.append(what["client"])
-        plain(self, request)
-
-    monkeypatch.setattr(ForkedWorker, "send", ask)
-    members = toys.clients(["shallow"] * 4, sizes=[8, 40, 24, 7])
-    training = Training(rounds=1, batch_size=8)
-    given: dict[str, Any] = {"builders": toys.NETS, "classes": toys.CLASSES, "executor": "processes", "workers": 1}
-    Federation(members, FedAvg(), training, Evaluation(every_n_rounds=9), **grouped(**given)).run()
-    assert asked == [1, 2, 0, 3]  # by rows
-
-
 def test_a_worker_computes_with_one_thread_whatever_is_set(capfd: pytest.CaptureFixture[str]) -> None:
     class Tells(Local):
         def upload(self, client: Client, trained: TrainingResult) -> Message:
@@ -347,17 +328,6 @@ def test_workers_make_the_passes_of_one_process(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(worker_pool, "run_public_pass", fail)  # with which the run's own process would make them
     monkeypatch.setattr(inference, "run_pass", fail)
     same(serial, ran(METHODS[name]))
-
-
-def test_an_error_of_a_pass_is_the_serial_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor_module, "run_pass", fail)
-    monkeypatch.setattr(inference, "run_pass", fail)
-    said = []
-    for executor in ("serial", "processes"):
-        with pytest.raises(RunError) as caught:
-            ran(METHODS["fedhenn"], executor)
-        said.append(str(caught.value))
-    assert said == ["server, round 2, planning: ValueError: no pass"] * 2
 
 
 @pytest.mark.parametrize("times", others_slow([1, 2], quick=[2]))

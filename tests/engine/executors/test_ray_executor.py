@@ -313,10 +313,3 @@ def test_what_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         str(caught.value) == "the executor 'ray' needs the package 'ray'; install it with: pip install 'polyfed[ray]'"
     )
     assert not (tmp_path / "run").exists()
-
-
-def test_only_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    federation = build_federation(recipe_of("local"), data=DATA)
-    monkeypatch.setattr(federation.model_factory, "device", torch.device("meta"))
-    with pytest.raises(ConfigError, match=r"worker processes need device 'cpu', and this"):
-        ray_executor.RayExecutor(federation.executor.setup)

@@ -47,6 +47,7 @@ def violations(method: Method, only: Sequence[str] | None = None, **options: Any
 def _violations(kit: ConformanceKit, only: Sequence[str] | None = None) -> dict[str, str]:
     found = {}
     asked = applicable(kit) if only is None else only
+    asked = sorted(asked, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     for name in asked:
         try:
             PROPERTIES[name](kit)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from polyfed.core.message import Message, first_nonfinite
 from polyfed.core.method import Batch, Context, Method
+from polyfed.core.randomness import keep_global_rng
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.engine.federation import Federation
@@ -110,6 +111,18 @@ class ConformanceKit:
         """Weights and states must be finite after a run; `when` says in which."""
         if bad := first_nonfinite({"all": fixtures.state(federation)}):
             self.fail(f"'{bad}' is not finite {when}")
+
+    def needs_training(self) -> None:
+        """Raises NotApplicable where nobody has trained in the plain run."""
+        if all(record["train_loss"] is None for record in self.base.history):
+            raise NotApplicable("nobody trains a network")
+
+    @functools.cached_property
+    def has_frozen_weights(self) -> bool:
+        """Whether some weights of the networks stay as they are."""
+        with keep_global_rng():
+            networks = [build() for build in self.usual.builders.values()]
+        return not all(p.requires_grad for network in networks for p in network.parameters())
 
     def no_offense(self, asked: str) -> None:
         """Nothing of this kind may have been seen in the plain run."""

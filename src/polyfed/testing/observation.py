@@ -101,7 +101,7 @@ class Observation:
 
     def run(self) -> None:
         """Run, and note what is seen."""
-        before = repr(vars(self.method))
+        before = {name: repr(value) for name, value in vars(self.method).items()}
         try:
             self._is_running = True
             self.federation = self.clients.federation(Spy(self.method, self._every), SHORT, loggers=[self])
@@ -110,8 +110,13 @@ class Observation:
             self.error = error
         finally:
             self._is_running = False
-        if repr(vars(self.method)) != before:
-            self._note("state", "the method object has changed; whatever outlives a call belongs into explicit state")
+        for name, value in vars(self.method).items():
+            if before.get(name) != repr(value):
+                self._note(
+                    "state",
+                    f"it keeps '{name}' on the method object, which is another one after a resume, in a worker or at a "
+                    "node; keep a tensor in client.state or server.state",
+                )
 
     def _note(self, kind: str, text: str) -> None:
         self.offenses[kind, text] = None
@@ -134,7 +139,11 @@ class Observation:
             if not _equal(now, before):
                 self._note("written", f"{hook} writes into{where or ' a tensor that it was given'}")
         if hook not in ("build", "join_models") and global_draws() != draws:
-            self._note("draws", f"{hook} draws from a global generator, or seeds it; take the generator handed in")
+            self._note(
+                "draws",
+                f"{hook} draws from a global generator, or seeds it; draw from client.generator, "
+                "server.generator, or the generator handed in",
+            )
         return result
 
     def _broadcast(self, call: Callable[..., Message], server: Server, number: int) -> Message:
@@ -151,7 +160,9 @@ class Observation:
         second = call(server, number)
         if {name: id(t) for name, t in flatten(server.state).items()} != before:
             self._note(
-                "broadcast", "broadcast changes the server's state; it may be called again for a retry or scoring"
+                "broadcast",
+                "broadcast changes the server's state; it may be called again, for a retry or for scoring: "
+                "change the state in start_round or aggregate",
             )
         if found := fixtures.difference(flatten(first), flatten(second)):
             self._note("broadcast", f"broadcast called twice gives two messages: {found}")
@@ -206,7 +217,7 @@ class Observation:
         for party, addresses in parties.items():
             for address, name in addresses.items():
                 if address in seen:
-                    self._note("alias", f"{party} shares memory ('{name}') with {seen[address]}")
+                    self._note("alias", f"{party} shares memory ('{name}') with {seen[address]}: clone what is kept")
                 seen[address] = party
 
     def _look_at_loss(self, architecture: str, model: Any, batch: Batch, context: Context) -> None:
@@ -268,7 +279,11 @@ class Observation:
         except ConformanceError:
             raise
         except Exception as error:
-            self._fail(f"the loss does not run under torch.func: {kind_and_line(error)}")
+            first, _, _ = kind_and_line(error).partition(". ")
+            self._fail(
+                f"the loss does not run under torch.func, which trains several clients as one: {first}; write it with "
+                "tensor operations alone: no .item(), no NumPy, no `if` on a value"
+            )
         each = torch.stack([value({name: p[i] for name, p in two.items()}) for i in range(2)])
         self._same({"loss": found}, {"loss": each}, "the loss of two clients at once is another than one by one")
 

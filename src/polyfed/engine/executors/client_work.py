@@ -175,7 +175,12 @@ class ClientWork:
                     f"{tuple(tensor.shape)}; give it its full size in __init__"
                 )
         if self.job.exchange.trains and self.trained.steps == 0:
-            return "no training step: too few samples for a batch of this model"
+            frozen = not any(p.requires_grad for p in self.client.model.parameters())
+            return "no training step: " + (
+                "no parameter of its network takes a gradient"
+                if frozen
+                else "too few samples for a batch of this model"
+            )
         if not math.isfinite(self.trained.loss):
             return f"the training loss is {self.trained.loss}"
         wrong = None if self.trained.is_finite else first_nonfinite({"model": weights})

@@ -301,7 +301,8 @@ def _no_shrinking(kit: ConformanceKit, name: str, one: Tensor, all_: Tensor) -> 
             )
         if whole > 1e-4 and single < whole / 3:
             kit.fail(
-                f"{what} shrinks from {whole:.3g} to {single:.3g} when one client of six answers: divide by those who answered"
+                f"{what} shrinks from {whole:.3g} to {single:.3g} when one client of six answers: divide by those who "
+                "answered"
             )
 
 
@@ -521,8 +522,8 @@ def state_is_explicit(kit: ConformanceKit) -> None:
     kit.same(
         fixtures.all_state(straight),
         fixtures.all_state(resumed),
-        "resumed after two of four rounds it ends otherwise, as something outlives a call and is neither in client.state "
-        "nor in server.state",
+        "resumed after two of four rounds it ends otherwise, as something outlives a call and is neither in "
+        "client.state nor in server.state",
     )
     if fixtures.records(straight) != fixtures.records(resumed):
         kit.fail("resumed after two of four rounds, its records are others")

@@ -69,7 +69,7 @@ def test_auto_trains_clients_as_one_on_a_gpu() -> None:
         ({"executor": "serail"}, "unknown executor 'serail'; did you mean 'serial'"),
         ({"executor": "os:environ"}, "a class that extends polyfed.Executor, got"),
         ({"executor": dict}, "a class that extends polyfed.Executor, got the class dict"),
-        ({"workers": 0}, "expected workers to be a whole number >= 1, got 0"),
+        ({"workers": 0}, "workers: expected at least 1, got 0"),
         ({"executor": "serial", "workers": 2}, "expected workers = 1, as the executor 'serial' has one, got 2"),
         ({"executor": "vectorized", "workers": 1}, "expected workers = 2 or more, .* 'vectorized' .*, got 1"),
         ({"executor": "processes", "device": "cuda"}, "expected the executor 'vectorized', .* and this one is 'cuda'"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from torch import nn
 import polyfed as pf
 from polyfed.cli import app as cli
 from polyfed.core.message import Message
-from polyfed.engine.executors.jobs import TrainJob
+from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.run import summarize_run
+from polyfed.errors import RunError
 from polyfed.methods import FedAvg, Local
 from polyfed.testing.fixtures import TIMES
 from tests.helpers import regression
@@ -77,8 +80,18 @@ class Fragile(pf.Plugin):
         return upload if job.client.id == 0 else {"n": upload["unknown"]}
 
 
-def test_an_upload_that_cannot_be_decoded_is_its_clients_alone() -> None:
-    run = pf.Federation(clients(), FedAvg(), pf.Training(rounds=1), plugins=[Fragile()]).run()
+def test_a_fault_of_a_plugin_that_decodes_ends_the_run() -> None:
+    with pytest.raises(RunError, match="server, round 1, reading uploads: KeyError: 'unknown'"):
+        pf.Federation(clients(), FedAvg(), pf.Training(rounds=1), plugins=[Fragile()]).run()
+
+
+def from_afar(run: Callable[[Sequence[TrainJob], Any], list[JobResult]]) -> Any:
+    return lambda jobs, done: [dataclasses.replace(result, is_remote=True) for result in run(jobs, done)]
+
+
+def test_an_upload_from_another_machine_that_cannot_be_decoded_is_its_clients_alone() -> None:
+    executor = pf.Execution(executor="serial", wrap=from_afar)
+    run = pf.Federation(clients(), FedAvg(), pf.Training(rounds=1), plugins=[Fragile()], executor=executor).run()
     assert run.history[0]["refused"] == [{"client": 1, "reason": "the upload cannot be read: 'unknown'"}]
     assert run.history[0]["samples"] == 12
 

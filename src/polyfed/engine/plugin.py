@@ -230,8 +230,9 @@ def read_uploads(
 ) -> list[JobResult]:
     """What the server reads of the uploads of an exchange, as the plugins decode them.
 
-    Whatever is wrong with an upload, its client's work counts for nothing, and the others go on. An upload from another
-    machine must also be finite as it arrives, and have the method's form (`Method.upload_form`) once it is decoded.
+    An upload from another machine may be anything: whatever goes wrong with it, its client's work counts for nothing,
+    and the others go on. It must also be finite as it arrives, and have the method's form (`Method.upload_form`) once
+    it is decoded.
     """
     read = [_decoded(outcome, _check_finite) if outcome.is_remote else outcome for outcome in sent]
     for plugin in reversed(plugins):  # what was done last to uploads is undone first
@@ -241,14 +242,16 @@ def read_uploads(
 
 
 def _decoded(outcome: JobResult, decode: Callable[[Message], Message]) -> JobResult:
-    """The outcome with its upload decoded; refused if that fails, in whatever way."""
+    """The outcome with its upload decoded; refused if that fails, of another machine in whatever way."""
     if not outcome.counts:
         return outcome
     try:
         message = decode(outcome.message)
     except (Rejected, RunError) as problem:
         reason = str(problem)
-    except Exception as error:  # an upload may be anything
+    except Exception as error:
+        if not outcome.is_remote:  # the fault is the plugin's
+            raise
         reason = f"the upload cannot be read: {first_line(error)[:_LONGEST]}"
     else:
         return outcome if message is outcome.message else dataclasses.replace(outcome, message=message)

@@ -55,7 +55,8 @@ def play(setup: Setup, round: Round, exchanges: Sequence[Exchange]) -> list[int]
             setup.tell("client_done", done, of)
 
         sent = setup.executor.run(jobs, count)
-        read = read_uploads(setup.plugins, round, jobs, sent)
+        with server_stage("reading uploads", round.number):
+            read = read_uploads(setup.plugins, round, jobs, sent)
         uploads = _take_over(setup, round, jobs, sent, read)
         with server_stage("aggregation", round.number):
             _aggregate(setup, round, uploads)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyfed.attacks.inversion import invert_features
 from polyfed.functional.image_quality import psnr, total_variation
-from polyfed.functional.noise import add_noise
+from polyfed.methods.building_blocks.feature_pairs import add_noise
 
 SHAPE = (1, 6, 6)
 

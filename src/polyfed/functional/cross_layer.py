@@ -60,7 +60,7 @@ def blocks(names: Iterable[str]) -> Blocks:
     return {stage: dict(sorted(members.items())) for stage, members in found.items()}
 
 
-_EPSILON = 1e-7  # these three of the authors' code
+_EPSILON = 1e-7  # these three constants are those of the authors' code
 THETA_MAX = 5.0
 UPDATE_MAX = 0.1  # largest entry of a corrected update
 

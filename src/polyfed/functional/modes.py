@@ -73,7 +73,7 @@ def channels_first(module: nn.Module) -> Iterator[nn.Module]:
     >>> net.weight.is_contiguous()
     False
     """
-    # of one input channel both layouts count as contiguous; only the strides tell which it is
+    # with one input channel both layouts count as contiguous; only the strides tell them apart
     turned = [p for p in module.parameters() if p.dim() == 4 and p.stride() == _strides(p, torch.channels_last)]
     try:
         for p in turned:

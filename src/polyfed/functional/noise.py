@@ -1,4 +1,4 @@
-"""Gaussian noise on features (FedIN+Noise), and normal numbers that only the holder of a key can draw again.
+"""Normal numbers that only the holder of a key can draw again.
 
 Noise of floating-point numbers tells by its last bits what it was added to: of 1 + z and 0 + z not the same values can
 come out (Mironov, CCS 2012, of Laplace noise; Jin, McMurtry, Rubinstein and Ohrimenko, S&P 2022, of Gaussian noise, and
@@ -15,26 +15,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-
-def add_noise(s: Tensor, level: float, z: Tensor) -> Tensor:
-    """Returns s + level * sigma * z. Sigma is one number, the population standard deviation over all entries of ``s``.
-
-    So the standard deviation of what is added is ``level * sigma`` (variance ``level^2 sigma^2``). sigma is a constant
-    for the gradient: d result / d s is the identity. It is a scale taken from private features, hence no differential
-    privacy by itself.
-
-    Args:
-        s: features, any shape; every entry counts towards sigma, so leave padding rows out.
-        level: 0.8 in the paper. At level 0 do not call this and do not draw ``z``: the generator's state must stay.
-        z: standard normal draws of the same shape, drawn by the caller.
-
-    Source: FedIN, section 4.3, eq. 5 and 6 (main text; the appendix reads N(0, 0.8 sigma^2)).
-    """
-    wide = s.detach().to(torch.promote_types(s.dtype, torch.float32))
-    sigma = wide.std(correction=0)
-    return s + (level * sigma * z).to(s.dtype)
-
 
 _BLOCK = 2**18  # numbers drawn at once: 8 MiB of bits
 _BITS = 53

@@ -25,7 +25,7 @@ def tensor_places(module: nn.Module) -> dict[str, str]:
 
 
 def _names(module: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
-    """All names, and those of places, in one walk: a small network's step takes hardly longer than that."""
+    """All names, and those of places, in one pass over the layers, as a small network's step takes hardly longer."""
     names: dict[str, str] = {}
     places: dict[str, str] = {}
     first: dict[int, str] = {}

@@ -1,7 +1,7 @@
 """FedDF: an average per architecture, then distilled from the ensemble of all clients' networks (Lin et al., NeurIPS
 2020, arXiv:2006.07242).
 
-w_u is the network of architecture u; x runs over public inputs; s_i(x) are client i's scores, of whatever architecture.
+w_u is the network of architecture u; x runs over public inputs; s_i(x) are client i's scores.
 Client i:  w_i <- w_u;  E local epochs of SGD on CE(f_u(x; w_i), y).
 Server:    w_u <- sum_i p_i w_i over the clients of u, p_i = n_i / sum n_i;
            s(x) = mean over all clients i of s_i(x)  (the paper's AVGLOGITS);

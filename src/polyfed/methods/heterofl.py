@@ -107,7 +107,7 @@ class HeteroFL(Method):
         parts = []
         for i, message in uploads.items():
             rows: Kept = {}
-            if "classes" in message:  # of the head, the client holds the rows of its classes alone
+            if "classes" in message:  # the client holds the head's rows of its own classes alone
                 rows = {OUTPUT: get_tensor(message, "classes").nonzero().flatten()}
             parts.append(SlicedModel(slice_channels(plan, get_group(message, "model"), rows), {**kept[i], **rows}))
         shares = [server.share(i, self.weighting) for i in uploads]

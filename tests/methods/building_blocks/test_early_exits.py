@@ -129,7 +129,7 @@ AB = {"a": nn.Linear(4, 6), "b": nn.Linear(6, 3)}
         (nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), "Sequential has no place .*: it has 0 blocks .*heterofl"),
         (nn.Sequential(nn.Flatten(), nn.ReLU()), "Sequential has no layer to train"),
         (nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)), "cannot be cut.*'1' is a LayerNorm"),
-        (Forward(in_place, **AB), "nobody takes what 'relu_' gives"),
+        (Forward(in_place, **AB), "the result of 'relu_' is not used"),
         (
             Forward(lambda m, x: m.b(F.dropout(m.a(x), 0.5, m.training)), **AB),
             "takes other steps in training than in scoring",

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from polyfed.core.client import Client
 from polyfed.core.releases import Release
-from polyfed.methods.building_blocks.feature_pairs import collect, draw_pairs, minibatch, releases, sample_pairs
+from polyfed.methods.building_blocks.feature_pairs import (
+    add_noise,
+    collect,
+    draw_pairs,
+    minibatch,
+    releases,
+    sample_pairs,
+)
 from polyfed.models import zoo
 
 
@@ -105,3 +113,23 @@ def test_what_pairs_give_away() -> None:
     assert releases(0.5, 3.0, 8, 100) == (Release("features", "sample", 1.5, 8, 100),)
     assert releases(0.5, 3.0, 8, 5) == (Release("features", "sample", 1.5, 5, 5),)
     assert releases(0.0, 3.0, 8, 100) == releases(0.5, 0.0, 8, 100) == ()
+
+
+def test_noise_by_hand_and_its_standard_deviation() -> None:
+    g = torch.Generator().manual_seed(0)
+    s = 3 * torch.randn(64, 512, generator=g) + 7
+    z = torch.randn(s.shape, generator=g)
+    noisy = add_noise(s, 0.8, z)
+    np.testing.assert_allclose(noisy.numpy(), s.numpy() + 0.8 * s.numpy().std(dtype=np.float64) * z.numpy(), atol=1e-5)
+    assert not torch.equal(noisy, add_noise(s, 0.4, z))
+
+
+def test_sigma_is_constant_for_the_gradient_and_per_client_under_vmap() -> None:
+    g = torch.Generator().manual_seed(0)
+    s, z = torch.randn(3, 5, 4, generator=g), torch.randn(3, 5, 4, generator=g)
+    s[1] *= 10
+    grad = torch.func.grad(lambda s: (add_noise(s, 0.8, z[0]) * z[1]).sum())(s[0])
+    torch.testing.assert_close(grad, z[1])
+    together = torch.func.vmap(lambda s, z: add_noise(s, 0.8, z))(s, z)
+    for k in range(3):
+        torch.testing.assert_close(together[k], add_noise(s[k], 0.8, z[k]))

@@ -82,7 +82,7 @@ def trace_layouts(module: nn.Module) -> dict[fx.Node, Layout]:
 
     Raises:
         ConfigError: the network cannot be cut to narrower ones, or one record is not enough: its forward takes other
-            steps in training than in scoring, or one whose outcome nobody takes (that works in place, maybe).
+            steps in training than in scoring, or one whose result is not used (it may work in place).
     """
     reader = _ChannelTracer(module)
     values = reader.values()
@@ -177,7 +177,7 @@ class _ChannelTracer:
         """Whether the record stands for the forward in both modes, and parts of it for parts of the network."""
         for node, value in values.items():
             if value is not None and not node.users:
-                self._refuse(f"nobody takes what '{node.name}' gives")
+                self._refuse(f"the result of '{node.name}' is not used")
         if str(next(iter(values)).graph) != str(self._record(training=True)):
             self._refuse("its forward takes other steps in training than in scoring (layers, as nn.Dropout, may)")
 

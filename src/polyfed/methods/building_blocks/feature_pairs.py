@@ -34,7 +34,6 @@ from polyfed.core.upload_forms import Entry, Form, Members, UploadContext, as_se
 from polyfed.functional.clipping import clip_rows
 from polyfed.functional.feature_pooling import from_common, layout, random_orthogonal, to_common
 from polyfed.functional.modes import has_batchnorm
-from polyfed.functional.noise import add_noise
 from polyfed.validation.effect import ActsWith
 
 WITH_PAIRS = ActsWith("exchange_features")  # without pairs there is nothing to do it with
@@ -83,6 +82,25 @@ def _noisy(s: Tensor, level: float, generator: torch.Generator, bound: float) ->
         return s
     z = torch.randn(s.shape, generator=generator).to(s.device)
     return s + (level * bound * z).to(s.dtype) if bound else add_noise(s, level, z)
+
+
+def add_noise(s: Tensor, level: float, z: Tensor) -> Tensor:
+    """Returns s + level * sigma * z. Sigma is one number, the population standard deviation over all entries of ``s``.
+
+    So the standard deviation of what is added is ``level * sigma`` (variance ``level^2 sigma^2``). sigma is a constant
+    for the gradient: d result / d s is the identity. It is a scale taken from private features, hence no differential
+    privacy by itself.
+
+    Args:
+        s: features, any shape; every entry counts towards sigma, so leave padding rows out.
+        level: 0.8 in the paper. At level 0 do not call this and do not draw ``z``: the generator's state must stay.
+        z: standard normal draws of the same shape, drawn by the caller.
+
+    Source: FedIN, section 4.3, eq. 5 and 6 (main text; the appendix reads N(0, 0.8 sigma^2)).
+    """
+    wide = s.detach().to(torch.promote_types(s.dtype, torch.float32))
+    sigma = wide.std(correction=0)
+    return s + (level * sigma * z).to(s.dtype)
 
 
 def releases(bound: float, level: float, count: int, rows: int) -> Releases:

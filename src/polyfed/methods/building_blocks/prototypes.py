@@ -43,8 +43,8 @@ class ClassRows(NamedTuple):
 def class_means_message(client: Client, rows: Tensor, name: str, counts: bool) -> Message:
     """The mean of `rows` (N, D), one for each training sample, over the samples of each class: as `name` (S, D).
 
-    It lies where they do. With it "labels" (S,) int32, and with `counts` the number of samples behind each row, (S,)
-    int32.
+    The means are on the device of `rows`. Beside them "labels" (S,) int32, and with `counts` the number of samples
+    behind each row, (S,) int32.
     """
     train = client.data.train
     labels, values, number = class_means(rows, train.y, client.classes, train.at(rows.device).y)
@@ -151,7 +151,7 @@ class PrototypeMethod(Method):
         scores: Tensor = model.head(z)
         if self.predictor == "head" or "prototypes" not in context:
             return scores
-        by_class: Tensor = z.new_full(scores.shape, -torch.inf)  # of classes without a prototype
+        by_class: Tensor = z.new_full(scores.shape, -torch.inf)  # classes without a prototype keep minus infinity
         by_class[:, get_tensor(context, "labels").long()] = self.similarity(z, get_tensor(context, "prototypes").to(z))
         return by_class
 

@@ -46,11 +46,13 @@ def found_in(
 
 
 def test_means_within_and_between_architectures(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
-    found = found_in(runs[0], representations, ("logits",)).layers["logits"]
+    found = found_in(runs[0], representations, ("logits",))
     pairs = [cka(a, b) for a, b in itertools.combinations(representations, 2)]
-    assert found["within"] == pytest.approx(pairs[0], abs=1e-5)
-    assert found["between"] == pytest.approx((pairs[1] + pairs[2]) / 2, abs=1e-5)
-    assert found["all"] == pytest.approx(sum(pairs) / 3, abs=1e-5)
+    means = draw_means(grouped(runs), [found]).rows.set_index("pairs")["mean"]
+    assert means["within"] == pytest.approx(pairs[0], abs=1e-5)
+    assert means["between"] == pytest.approx((pairs[1] + pairs[2]) / 2, abs=1e-5)
+    (title,) = [axes.get_title() for axes in draw_maps(grouped(runs), [found]).figure.axes if axes.images]
+    assert title == f"logits\n{sum(pairs) / 3:.3f}"
     with pytest.raises(ConfigError, match="at least two clients"):
         found_in(runs[0], representations[:1], ("logits",), WHO[:1])
 
@@ -66,19 +68,18 @@ def test_maps_show_the_matrices(runs: list[RunRecord], representations: list[tor
     drawing = draw_maps(grouped(runs), found)
     images = [axes.images[0] for axes in drawing.figure.axes if axes.images]
     assert len(images) == 6, "two methods at three layers"
-    matrix = found[0].layers["logits"]["matrix"]
-    assert images[2].get_array().tolist() == [pytest.approx(row) for row in matrix]
+    matrix = found[0].layers["logits"].tolist()
+    assert images[2].get_array().tolist() == matrix
     named = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawing.figure.axes[:3]]
     assert [each[0] for each in named] == ["a", "", ""], "at the first map of a row"
     assert images[2].get_clim() == (int(10 * min(map(min, matrix))) / 10, 1)
     lines = drawing.figure.axes[0].lines
     assert [line.get_xdata()[0] for line in lines[2:]] == [1.5, 1.5], "between clients 2 and 1"
     assert [line.get_ydata()[0] for line in lines[:2]] == [1.5, 1.5]
-    first = drawing.rows[0]
+    first = drawing.rows[drawing.rows["layer"] == "logits"].iloc[0]
     assert (first["client_a"], first["client_b"], first["cka"]) == (0, 2, matrix[1][0])
     assert len(drawing.rows) == 2 * 3 * 3
-    assert "3 of 5 clients, evenly over the architectures; linear CKA on 6 rows" in drawing.data["about"]
-    assert drawing.data["runs"][0]["layers"]["logits"]["matrix"] == matrix
+    assert "3 of 5 clients, evenly over the architectures; linear CKA on 6 rows" in drawing.about
 
 
 def test_bars_show_the_means(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
@@ -86,15 +87,14 @@ def test_bars_show_the_means(runs: list[RunRecord], representations: list[torch.
     found = [found_in(runs[0], representations, ("logits",)), found_in(runs[1], other, ("logits",))]
     drawing = draw_means(grouped(runs), found)
     within, between = drawing.figure.axes
-    each = [one.layers["logits"]["between"] for one in found]
+    each = [float(one.layers["logits"][2, :2].mean()) for one in found]
     assert between.patches[0].get_height() == pytest.approx(sum(each) / 2)
     assert (between.patches[0].get_x(), between.patches[0].get_width()) == pytest.approx((-0.4, 0.8))
     assert between.get_ylim() == (0, 1.02)
-    row = next(row for row in drawing.rows if row["pairs"] == "between")
-    assert (row["low"], row["high"], row["seeds"]) == (min(each), max(each), 2)
+    row = drawing.rows.set_index("pairs").loc["between"]
+    assert tuple(row[["low", "high", "seeds"]]) == pytest.approx((min(each), max(each), 2))
     assert within.get_title(loc="left") == "pairs of one architecture"
     alone = found_in(runs[0], other[:2], ("x",), WHO[:2])
-    assert alone.layers["x"]["between"] is None
     assert len(draw_means(grouped(runs), [alone]).figure.axes) == 1
     (only, *_) = draw_maps(grouped(runs), [alone]).figure.axes
     assert [label.get_text() for label in only.get_yticklabels()] == ["0", "2"], "numbers where networks are alike"

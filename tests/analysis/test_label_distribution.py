@@ -14,10 +14,9 @@ from polyfed.report.run_records import RunRecord
 
 def test_counts_of_each_client(runs: list[RunRecord]) -> None:
     table = label_table(runs[0])
-    for client, row in zip(load_run_data(runs[0]).clients, table["matrix"], strict=True):
+    for client, row in zip(load_run_data(runs[0]).clients, table.to_numpy(), strict=True):
         assert list(row) == np.bincount(client.train.y.numpy(), minlength=10).tolist()
-    assert table["architectures"] == ["digits-cnn1", "digits-cnn3"] * 2
-    assert table["columns"] == list("0123456789")
+    assert list(table) == list("0123456789")
 
 
 def test_clients_with_classes_of_their_own_and_records_without_counts(runs: list[RunRecord]) -> None:
@@ -33,8 +32,9 @@ def test_clients_with_classes_of_their_own_and_records_without_counts(runs: list
             unnamed={"labels": {"3": 9}},
         )
     )
-    assert (table["columns"], table["matrix"]) == (["cat", "dog", "3"], [[2, 7, 0], [0, 9, 0], [0, 0, 9]])
-    assert table["rows"] == ["0 north", "1", "2"]
+    assert list(table) == ["cat", "dog", "3"]
+    assert table.to_numpy().tolist() == [[2, 7, 0], [0, 9, 0], [0, 0, 9]]
+    assert list(table.index) == ["0 north", "1", "2"]
     for without in ({}, {"labels": {}}):
         with pytest.raises(ConfigError, match="expected training samples by class"):
             label_table(counted(one=without))

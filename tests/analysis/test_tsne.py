@@ -81,4 +81,4 @@ def test_what_is_drawn_is_what_was_found(found: list[Embedding], runs: list[RunR
     names = [[text.get_text() for text in legend.get_texts()] for legend in drawing.figure.legends]
     assert names == [["client 0", "client 1", "client 2"], ["class even", "class odd"]]
     assert len(drawing.rows) == 16
-    assert "seed 0) of each client's representations of the same 4 to 8 inputs, from 10 rows" in drawing.data["about"]
+    assert "seed 0) of each client's representations of the same 4 to 8 inputs, from 10 rows" in drawing.about

@@ -112,7 +112,7 @@ def test_the_figure_is_of_accuracies(tmp_path: Path) -> None:
     for name, score in (("one", "rmse"), ("two", "accuracy")):
         write_result(setting(name, score), ProcessorTime(tuning={}, runs={}), tmp_path)
     write_page(tmp_path, "Both", ["one", "two"])
-    drawn = json.loads((tmp_path / "gains.json").read_text(encoding="utf-8"))["gains"]
+    drawn = json.loads((tmp_path / "gains.json").read_text(encoding="utf-8"))["rows"]
     assert {row["setting"] for row in drawn} == {"two"}, "an RMSE has another unit"
     (tmp_path / "two.json").unlink()
     _, files = write_page(tmp_path, "Errors", ["one"])
@@ -150,7 +150,9 @@ def test_cells_are_the_settings_gains() -> None:
     gains = gains_of(setting("one", "accuracy"))
     figure = gains_figure({"one": gains, "two": gains}, ["below", "above", "local"])
     assert figure is not None
-    parts = {(row["setting"], row["method"], row["part"]): round(row["mean"], 9) for row in figure.rows}
+    parts = {
+        (row["setting"], row["method"], row["part"]): round(row["mean"], 9) for row in figure.rows.to_dict("records")
+    }
     assert len(parts) == 8
     assert [parts["one", name, part] for name in ("below", "above") for part in ("gain", "federated")] == [
         -0.1, 0.0, 0.12, 0.09,

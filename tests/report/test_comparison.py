@@ -362,7 +362,7 @@ def test_simulated_time(two_by_two: Path) -> None:
     (drawing,) = curve_drawings(runs, "simulated")
     (axes,) = drawing.figure.axes
     assert (axes.get_xlabel(), axes.get_xscale()) == ("simulated time [min]", "log"), "twenty times apart"
-    assert [row["simulated"] for row in drawing.rows] == [400.0, 800.0, 1200.0, 20.0, 40.0, 60.0]
+    assert list(drawing.rows["simulated"]) == [400.0, 800.0, 1200.0, 20.0, 40.0, 60.0]
 
 
 @pytest.mark.parametrize("round", ["last", "best"])
@@ -374,7 +374,7 @@ def test_tables_and_figures_name_the_round_whose_scores_they_have(make: Any, rou
     when = "after the best round by validation" if round == "best" else "after the last round"
     other = {"best": "last round", "last": "best round"}[round]
 
-    said = [section_of(make.root).notes[0], *(drawing.data["about"] for drawing in clients(runs))]
+    said = [section_of(make.root).notes[0], *(drawing.about for drawing in clients(runs))]
     said.append(page(runs, compared(make.root)))
     assert len(said) == 3
     assert all(when in text and other not in text for text in said), said

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from polyfed.cli import app as cli
@@ -110,8 +111,8 @@ def test_more_than_six_lines_have_no_bands(methods: int, bands: int, make: Any) 
             make(f"{name}-{seed}", "fedgh", seed, label=name)
     for (drawing,) in (curve_drawings(load_runs(make.root)), clients(load_runs(make.root))):
         assert len(drawing.figure.axes[0].collections) == bands
-        assert ("band" in drawing.data["about"]) is bool(bands)
-        assert drawing.rows[0]["low"] is not None
+        assert ("band" in drawing.about) is bool(bands)
+        assert drawing.rows["low"].notna().all()
 
 
 def test_bytes_far_apart_are_on_a_logarithmic_axis(two_by_two: Path) -> None:
@@ -125,9 +126,9 @@ def test_bytes_far_apart_are_on_a_logarithmic_axis(two_by_two: Path) -> None:
 
 def test_curves_and_their_numbers_by_hand(two_by_two: Path) -> None:
     (drawing,) = curve_drawings(load_runs(two_by_two))
-    rows = [row for row in drawing.rows if row["name"] == "fedgh"]
-    assert [row["mean"] for row in rows] == pytest.approx([0.4, 0.5, 0.65])
-    assert [row["low"] for row in rows] == pytest.approx([0.3, 0.4, 0.6])
+    rows = drawing.rows[drawing.rows["name"] == "fedgh"]
+    assert list(rows["mean"]) == pytest.approx([0.4, 0.5, 0.65])
+    assert list(rows["low"]) == pytest.approx([0.3, 0.4, 0.6])
     assert list(drawing.figure.axes[0].lines[1].get_ydata()) == pytest.approx([40, 50, 65])
 
 
@@ -222,7 +223,7 @@ def test_clients_are_drawn_as_found(runs: Any) -> None:
     assert list(local.get_ydata()) == pytest.approx([10, 20, 40, 50])
     assert list(fedgh.get_ydata()) == pytest.approx([30, 40, 55])
     assert all(float(tick).is_integer() for tick in axes.get_xticks()), "ranks are whole numbers"
-    assert "seeds 0, 1" in drawing.data["about"]
+    assert "seeds 0, 1" in drawing.about
     (drawing,) = sizes(runs)
     axes = drawing.figure.axes[0]
     assert axes.get_xscale() == "log", "10 and 400 samples"
@@ -293,9 +294,9 @@ def test_long_words_are_wrapped_and_nothing_stands_on_another() -> None:
 def test_a_drawing_leaves_its_numbers_beside_it(tmp_path: Path) -> None:
     figure, _ = canvas("Title", "About.", 1.0)
     rows = [{"name": "ä", "value": 0.1}, {"name": "b", "value": None}]
-    files = FigureWithData("it", figure, {"rows": rows}, rows).write(tmp_path / "new")
+    files = FigureWithData("it", figure, "about", pd.DataFrame(rows, dtype=object)).write(tmp_path / "new")
     assert [file.name for file in files] == ["it.png", "it.svg", "it.json", "it.csv"]
-    assert json.loads(files[2].read_text(encoding="utf-8")) == {"rows": rows}
+    assert json.loads(files[2].read_text(encoding="utf-8")) == {"about": "about", "rows": rows}
     with files[3].open(encoding="utf-8", newline="") as stream:
         assert list(csv.DictReader(stream)) == [{"name": "ä", "value": "0.1"}, {"name": "b", "value": ""}]
 

@@ -119,13 +119,13 @@ def test_the_figure(made: Any, make: Any) -> None:
     made(together=(0.50, 0.54, 0.58))  # 0.04 less than alone, which is 0.06 above Local
     (drawing,) = gain_drawings(load_runs(make.root))
     assert drawing.stem == "decomposition"
-    assert drawing.rows[0]["federated"] == pytest.approx(-0.04)
+    assert drawing.rows["federated"][0] == pytest.approx(-0.04)
     (axes,) = drawing.figure.axes
     alone, federated = axes.patches
     assert (alone.get_x(), alone.get_width()) == pytest.approx((52.0, 6.0))
     assert (federated.get_x(), federated.get_width()) == pytest.approx((58.0, -4.0))
     assert (alone.get_facecolor() == (1, 1, 1, 1), federated.get_facecolor() == (1, 1, 1, 1)) == (False, True)
-    assert drawing.data["about"].endswith("White: a loss.")
+    assert drawing.about.endswith("White: a loss.")
     lines = {line.get_gid(): line.get_xdata()[0] for line in axes.lines if line.get_gid()}
     assert lines == pytest.approx({"Local": 52.0, "pooled-tuned": 92.0})
 

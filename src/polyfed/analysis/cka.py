@@ -9,13 +9,15 @@ Shapes: L inputs, D width of a layer, N clients.
 
 from __future__ import annotations
 
-import statistics
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.analysis.representations import ClientRef, RunRepresentations, common_layers
@@ -45,19 +47,18 @@ _BAR = 0.085  # inches of a bar
 _PAIRS = {"within": "pairs of one architecture", "between": "pairs of two architectures"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunSimilarity:
     """One run. name, seed: which. clients: those compared, of `total`. inputs: in words.
 
-    layers: layer -> "matrix" (N x N) of CKA, and its means over "all" pairs of clients, those "within" one and those
-    "between" two architectures; None where there is no such pair.
+    layers: layer -> CKA of all pairs, (N, N).
     """
 
     name: str
     seed: int
     clients: tuple[ClientRef, ...]
     total: int
-    layers: Mapping[str, Mapping[str, Any]]
+    layers: Mapping[str, NDArray[np.float64]]
     inputs: str
 
 
@@ -76,17 +77,30 @@ def similarity(found: RunRepresentations) -> RunSimilarity:
     clients = found.clients
     if len(clients) < 2:
         raise ConfigError(f"expected at least two clients to compare, got {len(clients)} in {found.run.path}")
-    layers = {}
-    for layer in common_layers(found.kernels):
-        matrix = pairwise_cka([each[layer] for each in found.kernels]).double().tolist()
-        pairs: dict[bool, list[float]] = {True: [], False: []}
-        for a, row in enumerate(matrix):
-            for b in range(a):
-                pairs[clients[a].architecture == clients[b].architecture].append(row[b])
-        within, between = (statistics.fmean(values) if values else None for values in (pairs[True], pairs[False]))
-        everything = statistics.fmean(pairs[True] + pairs[False])
-        layers[layer] = {"matrix": matrix, "all": everything, "within": within, "between": between}
+    layers = {
+        layer: pairwise_cka([each[layer] for each in found.kernels]).double().numpy()
+        for layer in common_layers(found.kernels)
+    }
     return RunSimilarity(found.run.name, found.run.seed, clients, found.total, layers, found.inputs.about)
+
+
+def pairs_of(found: Sequence[RunSimilarity]) -> pd.DataFrame:
+    """A line for each pair of clients at each layer of each run: name, seed, layer, client_a, client_b, architecture_a,
+    architecture_b, cka.
+    """
+    lines = [
+        (one.name, one.seed, layer, *_pair(one.clients[b], one.clients[a]), float(matrix[a, b]))
+        for one in found
+        for layer, matrix in one.layers.items()
+        for a in range(len(matrix))
+        for b in range(a)
+    ]
+    about = ["name", "seed", "layer", "client_a", "client_b", "architecture_a", "architecture_b", "cka"]
+    return pd.DataFrame(lines, columns=about)
+
+
+def _pair(one: ClientRef, other: ClientRef) -> tuple[int, int, str, str]:
+    return one.client, other.client, one.architecture, other.architecture
 
 
 # drawing --------------------------------------------------------------------------------------------------------------
@@ -98,23 +112,19 @@ def draw_maps(group: Group, found: Sequence[RunSimilarity], stem: str = "cka") -
     about = f"{group.about}, seed {found[0].seed}. Personal models after the last round; {_who(found[0])}; "
     about += f"linear CKA on {found[0].inputs}. Over each map: mean over pairs."
     figure, grid = canvas("CKA between clients", about, _HEIGHT * len(found), len(found), len(layers))
-    low = min(value for one in found for layer in layers for row in one.layers[layer]["matrix"] for value in row)
+    pairs = pairs_of(found)
+    low = min(float(one.layers[layer].min()) for one in found for layer in layers)
     low = int(10 * max(0.0, min(low, 0.9))) / 10  # the next lower tenth, where the shades begin
+    means = pairs.groupby(["name", "layer"])["cka"].mean()
     for one, row in zip(found, grid, strict=True):
         for axes, layer in zip(row, layers, strict=True):
             shown = _map(axes, one, layer, low, named=axes is row[0])
-            axes.set_title(f"{layer}\n{one.layers[layer]['all']:.3f}", fontsize=9, parse_math=False)
+            axes.set_title(f"{layer}\n{means[one.name, layer]:.3f}", fontsize=9, parse_math=False)
         name = "\n".join(textwrap.wrap(one.name, _LETTERS))
         row[0].set_ylabel(name, fontsize=9, fontweight="bold", parse_math=False)
     add_colorbar(figure, shown, [axes for row in grid for axes in row], "CKA")
     finish_layout(figure)
-    plain = [
-        {"name": one.name, "seed": one.seed, "clients": list(map(asdict, one.clients)), "inputs": one.inputs}
-        | {"layers": dict(one.layers)}
-        for one in found
-    ]
-    data = {"about": about, "layers": layers, "runs": plain}
-    return FigureWithData(stem, figure, data, list(_pairs(found)))
+    return FigureWithData(stem, figure, about, pairs)
 
 
 def _who(one: RunSimilarity) -> str:
@@ -124,9 +134,8 @@ def _who(one: RunSimilarity) -> str:
 
 
 def _map(axes: Any, one: RunSimilarity, layer: str, low: float, named: bool) -> Any:
-    alike = one.layers[layer]
     clients = one.clients
-    shown = axes.imshow(alike["matrix"], cmap=SHADES, vmin=low, vmax=1, gid=f"cka {one.name} {layer}")
+    shown = axes.imshow(one.layers[layer], cmap=SHADES, vmin=low, vmax=1, gid=f"cka {one.name} {layer}")
     blocks = _blocks(clients)
     starts = [start for start, _, _ in blocks[1:]] if len(blocks) < len(clients) else []
     for start in starts:  # lines between architectures; around every client they would hide the cells
@@ -157,25 +166,18 @@ def _blocks(clients: Sequence[ClientRef]) -> list[tuple[int, int, str]]:
     return found
 
 
-def _pairs(found: Sequence[RunSimilarity]) -> Iterator[dict[str, Any]]:
-    for one in found:
-        for layer, alike in one.layers.items():
-            for a, row in enumerate(alike["matrix"]):
-                for b in range(a):
-                    first = one.clients[b]
-                    second = one.clients[a]
-                    yield {
-                        "name": one.name, "seed": one.seed, "layer": layer, "client_a": first.client,
-                        "client_b": second.client, "architecture_a": first.architecture,
-                        "architecture_b": second.architecture, "cka": row[b],
-                    }  # fmt: skip
-
-
 def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-means") -> FigureWithData:
     """Bars of mean CKA at every layer, within and between architectures; lines from the lowest to the highest seed."""
     layers = common_layers([one.layers for one in found])
     names = list(dict.fromkeys(one.name for one in found))
-    kinds = [kind for kind in _PAIRS if any(one.layers[p][kind] is not None for one in found for p in layers)]
+    pairs = pairs_of(found)
+    pairs = pairs[pairs["layer"].isin(layers)]
+    is_within = pairs["architecture_a"] == pairs["architecture_b"]
+    pairs = pairs.assign(pairs=is_within.map({True: "within", False: "between"}))
+    of_runs = pairs.groupby(["name", "seed", "pairs", "layer"], sort=False)["cka"].mean()
+    spread = {"mean": "mean", "low": "min", "high": "max", "seeds": "size"}
+    means = of_runs.groupby(["pairs", "name", "layer"], sort=False).agg(**spread).reset_index()
+    kinds = [kind for kind in _PAIRS if kind in set(means["pairs"])]
     about = (
         f"{group.about}, {group.seeds_text()}. Personal models after the last round; {_who(found[0])}; linear CKA on "
     )
@@ -185,31 +187,19 @@ def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-me
     height = 0.2 + 1.75 * len(kinds)
     width = max(WIDTH, 0.8 + 1.25 * _BAR * len(layers) * len(names))
     figure, grid = canvas("Mean CKA between clients", about, height, len(kinds), 1, width=width, sharex=True)
-    rows: list[dict[str, Any]] = []
     handles: list[Any] = []
     for (axes,), kind in zip(grid, kinds, strict=True):
         style_axes(axes, "y")
         handles.clear()
         for number, name in enumerate(names):
-            at: list[float] = []
-            mine: list[dict[str, Any]] = []
-            for layer_number, layer in enumerate(layers):
-                of_name = [one.layers[layer][kind] for one in found if one.name == name]
-                each = [value for value in of_name if value is not None]
-                if not each:
-                    continue
-                mean = statistics.fmean(each)
-                at.append(layer_number + 0.8 * ((number + 0.5) / len(names) - 0.5))
-                mine.append({"name": name, "layer": layer, "pairs": kind, "mean": mean, "low": min(each),
-                             "high": max(each), "seeds": len(each)})  # fmt: skip
-            reach = [[row["mean"] - row["low"] for row in mine], [row["high"] - row["mean"] for row in mine]]
-            lines = {"yerr": reach, "capsize": 2, "error_kw": {"linewidth": 1}} if any(map(any, reach)) else {}
-            means = [row["mean"] for row in mine]
-            handles.append(axes.bar(at, means, 0.8 / len(names), **bar_style(group.looks[name]), **lines))
-            rows += mine
+            mine = means[(means["pairs"] == kind) & (means["name"] == name)]
+            at = mine["layer"].map(layers.index) + 0.8 * ((number + 0.5) / len(names) - 0.5)
+            reach = [mine["mean"] - mine["low"], mine["high"] - mine["mean"]]
+            lines = {"yerr": reach, "capsize": 2, "error_kw": {"linewidth": 1}} if max(map(max, reach)) > 0 else {}
+            handles.append(axes.bar(at, mine["mean"], 0.8 / len(names), **bar_style(group.looks[name]), **lines))
         axes.set_title(_PAIRS[kind], loc="left", fontsize=9)
         axes.set_ylim(0, 1.02)
         axes.set_ylabel("CKA")
         axes.set_xticks(range(len(layers)), layers)
     legend(grid[0][0], handles, names)
-    return FigureWithData(stem, figure, {"about": about, "means": rows}, rows)
+    return FigureWithData(stem, figure, about, means)

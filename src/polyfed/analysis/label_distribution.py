@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+import pandas as pd
 
 from polyfed.errors import ConfigError
 from polyfed.records.schema import ClientRow
@@ -20,30 +21,22 @@ _NAME = 24  # letters of a client's
 _ROW = 0.23  # inches, of a client's row with counts
 
 
-def label_table(run: RunRecord) -> dict[str, Any]:
-    """The counts that a run recorded, "matrix" (clients x classes) with the names of "rows" and "columns", as JSON.
+def label_table(run: RunRecord) -> pd.DataFrame:
+    """The counts that a run recorded: a row for each client, with its number and name; a column for each class.
 
     Columns are classes by name, as clients may have label spaces of their own.
 
     Raises:
         ConfigError: the run recorded none, as one that predicts numbers, or a server whose nodes know them alone.
     """
-    table = run.result.clients_table or []
+    rows = run.result.clients_table or []
     names = run.result.class_names or []
-    counts = [_by_name(row, names) for row in table]
-    columns = list(dict.fromkeys([*names, *(name for row in counts for name in row)]))
+    counts = [_by_name(row, names) for row in rows]
     if not any(counts):
         raise ConfigError(f"expected training samples by class in the result.json of {run.path}, got none")
-    return {
-        "about": f"Training samples of each class that each client holds, seed {run.seed}.",
-        "seed": run.seed,
-        "matrix": [[row.get(name, 0) for name in columns] for row in counts],
-        "rows": [f"{row.id} {run.result.client_name(row.id):.{_NAME}}".rstrip() for row in table],
-        "columns": columns,
-        "row_axis": "client",
-        "column_axis": "class",
-        "architectures": [row.architecture for row in table],
-    }
+    columns = list(dict.fromkeys([*names, *(name for row in counts for name in row)]))
+    index = [f"{row.id} {run.result.client_name(row.id):.{_NAME}}".rstrip() for row in rows]
+    return pd.DataFrame(counts, index=index, columns=columns).fillna(0).astype(int)
 
 
 def _by_name(row: ClientRow, names: Sequence[str]) -> Mapping[str, int]:
@@ -52,22 +45,23 @@ def _by_name(row: ClientRow, names: Sequence[str]) -> Mapping[str, int]:
     return {known.get(label, label): count for label, count in (row.labels or {}).items()}
 
 
-def plot_labels(group: Group, table: Mapping[str, Any], stem: str = "labels") -> FigureWithData:
-    """Clients down, classes across, a shade for each count; the count itself where clients and classes are few."""
-    counts = table["matrix"]
-    clients = len(counts)
-    classes = len(counts[0])
+def plot_labels(group: Group, stem: str = "labels") -> FigureWithData:
+    """Of a group's first run: clients down, classes across, a shade for each count; the count itself where clients and
+    classes are few.
+    """
+    run = group.runs[0]
+    table = label_table(run)
+    architectures = [row.architecture for row in run.result.clients_table or []]
+    clients, classes = table.shape
     few = clients <= _FEW[0] and classes <= _FEW[1]
-    about = f"{group.about.rsplit(', ', 1)[0]}, seed {table['seed']}. Training samples by client and class."
-    names = table["rows"]
+    about = f"{group.about.rsplit(', ', 1)[0]}, seed {run.seed}. Training samples by client and class."
+    names = list(table.index)
     if few:
-        architectures = shortened(table["architectures"], _LONG)
-        names = [f"{architecture}  {name}" for architecture, name in zip(architectures, names, strict=True)]
-    columns = shortened(table["columns"], _LONG)
-    height = _ROW * clients + 1.0 if few else 4.0
-    figure, ((axes,),) = canvas("Label table", about, height)
-    shown = axes.imshow(counts, cmap=SHADES, vmin=0, aspect="auto", interpolation="nearest", gid="counts")
-    for y, row in enumerate(counts if few else ()):
+        names = [f"{kind}  {name}" for kind, name in zip(shortened(architectures, _LONG), names, strict=True)]
+    columns = shortened(list(table), _LONG)
+    figure, ((axes,),) = canvas("Label table", about, _ROW * clients + 1.0 if few else 4.0)
+    shown = axes.imshow(table, cmap=SHADES, vmin=0, aspect="auto", interpolation="nearest", gid="counts")
+    for y, row in enumerate(table.to_numpy() if few else ()):
         for x, count in enumerate(row):
             if count:
                 color = "white" if count > shown.get_clim()[1] / 2 else "black"
@@ -81,12 +75,9 @@ def plot_labels(group: Group, table: Mapping[str, Any], stem: str = "labels") ->
     axes.set_xlabel("class")
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_parse_math(False)
-    rows = [
-        {"client": client, "architecture": table["architectures"][client], "class": label, "samples": count}
-        for client, row in enumerate(counts)
-        for label, count in enumerate(row)
-    ]
-    return FigureWithData(stem, figure, {**table, "about": about}, rows)
+    by_client = table.reset_index(drop=True).assign(architecture=architectures).rename_axis("client").reset_index()
+    rows = by_client.melt(["client", "architecture"], var_name="class", value_name="samples")
+    return FigureWithData(stem, figure, about, rows.sort_values("client", kind="stable"))
 
 
 def _every(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:

@@ -7,10 +7,10 @@ and from here (labels); those that look into the clients' networks (cka, tsne) n
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyfed.errors import ConfigError
 from polyfed.markup import image, notes
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FIGURES", "Plot", "plot"]
 
+Found = TypeVar("Found")
 _INPUTS = 1000  # inputs of cka and tsne, unless told otherwise
 _USED_BY = {"stage": ("curves", "gains"), "inputs": ("cka", "tsne"), "device": ("cka", "tsne")}
 
@@ -140,29 +141,26 @@ def _curves(runs: _Runs) -> list[FigureWithData]:
 
 
 def _labels(runs: _Runs) -> list[FigureWithData]:
-    from polyfed.analysis.label_distribution import label_table, plot_labels
+    from polyfed.analysis.label_distribution import plot_labels
 
     groups, _ = group_runs(runs.found)
-    drawings = []
+    return [plot_labels(group, f"labels{end}") for group, end in _numbered(groups)]
+
+
+def _numbered(groups: Sequence[Found]) -> Iterator[tuple[Found, str]]:
+    """Each group, and how the names of its files end: with its number, where there are several."""
     for number, group in enumerate(groups, start=1):
-        table = label_table(group.runs[0])
-        drawings.append(plot_labels(group, table, f"labels-{number}" if len(groups) > 1 else "labels"))
-    return drawings
+        yield group, f"-{number}" if len(groups) > 1 else ""
 
 
 def _cka(runs: _Runs) -> list[FigureWithData]:
     from polyfed.analysis.cka import draw_maps, draw_means, similarity
 
     drawings: list[FigureWithData] = []
-    groups = runs.represented
-    for number, one in enumerate(groups, start=1):
+    for one, end in _numbered(runs.represented):
         found = [similarity(each) for each in one.runs]
-        end = f"-{number}" if len(groups) > 1 else ""
         shown = [alike for alike in found if alike.seed == one.seed]
-        drawings += [
-            draw_maps(one.group, shown, f"cka{end}"),
-            draw_means(one.group, found, f"cka-means{end}"),
-        ]
+        drawings += [draw_maps(one.group, shown, f"cka{end}"), draw_means(one.group, found, f"cka-means{end}")]
     return drawings
 
 
@@ -170,11 +168,10 @@ def _tsne(runs: _Runs) -> list[FigureWithData]:
     from polyfed.analysis.tsne import draw_panels, embeddings
 
     drawings: list[FigureWithData] = []
-    groups = runs.represented
-    for number, one in enumerate(groups, start=1):
+    for one, end in _numbered(runs.represented):
         mine = [each for each in one.runs if each.run.seed == one.seed]
         found = [panel for each in mine for panel in embeddings(each)]
-        drawings.append(draw_panels(one.group, found, mine[0].inputs, f"tsne-{number}" if len(groups) > 1 else "tsne"))
+        drawings.append(draw_panels(one.group, found, mine[0].inputs, f"tsne{end}"))
     return drawings
 
 

@@ -10,11 +10,12 @@ Shapes: L inputs, N clients of a panel, D width, P = N L points.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from polyfed.analysis.representations import ClientRef, ProbeInputs, RunRepresentations
@@ -131,8 +132,8 @@ def draw_panels(group: Group, found: Sequence[Embedding], inputs: ProbeInputs, s
     shown = [side for side in sides if len(side) <= _LEGEND]
     if shown:
         legends(figure, [([_key(look) for look in side.values()], side) for side in shown])
-    data = {"about": about, "panels": [_plain(panel) for panel in found]}
-    return FigureWithData(stem, figure, data, list(_rows(found)))
+    rows = pd.concat([_rows(panel) for panel in found], ignore_index=True)
+    return FigureWithData(stem, figure, about, rows.astype(object).where(rows.notna(), None))
 
 
 def _title(axes: Any, what: str, score: float | None) -> None:
@@ -167,18 +168,8 @@ def _key(look: Mapping[str, Any]) -> Any:
     return Line2D([], [], **{**look, "linestyle": "none", "markersize": 6})
 
 
-def _plain(panel: Embedding) -> dict[str, Any]:
-    scores = {key: value for key, value in vars(panel).items() if "by_" in key}
-    clients = [{"client": who.client, "architecture": who.architecture} for who in panel.clients]
-    return {
-        "name": panel.name, "seed": panel.seed, "width": panel.width, "clients": clients, "inputs": panel.inputs,
-        **scores, "x": panel.points[:, 0].tolist(), "y": panel.points[:, 1].tolist(), "client": panel.client.tolist(),
-        "label": panel.label.tolist(),
-    }  # fmt: skip
-
-
-def _rows(found: Sequence[Embedding]) -> Iterator[dict[str, Any]]:
-    for panel in found:
-        for (x, y), client, label in zip(panel.points.tolist(), panel.client, panel.label, strict=True):
-            yield {"name": panel.name, "seed": panel.seed, "width": panel.width, "client": int(client),
-                   "label": int(label), "x": x, "y": y}  # fmt: skip
+def _rows(panel: Embedding) -> pd.DataFrame:
+    """The points of a panel, with the silhouettes of all."""
+    of_panel = {"name": panel.name, "seed": panel.seed, "width": panel.width}
+    of_point = {"client": panel.client, "label": panel.label, "x": panel.points[:, 0], "y": panel.points[:, 1]}
+    return pd.DataFrame(of_panel | of_point | {"by_client": panel.by_client, "by_class": panel.by_class})

@@ -35,6 +35,8 @@ def gains_figure(by_setting: Mapping[str, Mapping[str, Gains]], methods: Sequenc
     Returns:
         The figure with its data; None where there are no gains.
     """
+    import pandas as pd
+
     names = [method for method in methods if any(method in gains for gains in by_setting.values())]
     if not names:
         return None
@@ -71,7 +73,7 @@ def gains_figure(by_setting: Mapping[str, Mapping[str, Gains]], methods: Sequenc
             for (x, y), gain in cells.items()
         ]
     add_colorbar(figure, shown, panels, "percentage points")
-    return FigureWithData("gains", figure, {"gains": rows}, rows)
+    return FigureWithData("gains", figure, about, pd.DataFrame(rows, dtype=object))
 
 
 def _map(

@@ -142,9 +142,9 @@ class _Section:
                 "control": runs[0].control,
                 "stage": self.stages[name],
             }
-            row |= {"seeds": [run.seed for run in runs], **_estimate(self.score.name, Estimate.of(self.scores[name]))}
-            row |= _estimate(f"{self.score.name}_best_by_validation", Estimate.of(self.best[name]))
-            row |= _estimate("difference", difference) | {"difference_seeds": list(difference.seeds)}
+            row |= {"seeds": [run.seed for run in runs], **Estimate.of(self.scores[name]).named(self.score.name)}
+            row |= Estimate.of(self.best[name]).named(f"{self.score.name}_best_by_validation")
+            row |= difference.named("difference") | {"difference_seeds": list(difference.seeds)}
             row |= {key: means[key] for key in _OF_CLIENTS}
             row |= {key: whole(means[key]) if key.startswith("bytes") else means[key] for key in _OF_RUNS}
             row[f"{self.score.name}_best_test_round"] = means[f"{self.score.name}_best_test_round"]
@@ -154,13 +154,13 @@ class _Section:
             row |= {key: finite(value) for key, value in largest.loc[name].items()}
             if rounds is not None and target is not None:
                 needed = to_target(rounds[rounds["name"] == name], row["seeds"], target)
-                of_target = vars(needed) | _estimate("rounds", needed.rounds)
-                of_target |= _estimate("bytes_paper", needed.bytes_paper)
+                of_target = vars(needed) | needed.rounds.named("rounds")
+                of_target |= needed.bytes_paper.named("bytes_paper")
                 row |= {f"target_{key}": value for key, value in of_target.items()}
             if name in gains:
                 one = gains[name]
-                row |= _estimate("gain", one.gain) | _estimate("gain_alone", one.alone)
-                row |= _estimate("federated_gain", one.federated) | {"way_to_pooled_tuned": one.way}
+                row |= one.gain.named("gain") | one.alone.named("gain_alone")
+                row |= one.federated.named("federated_gain") | {"way_to_pooled_tuned": one.way}
             row["published"] = (
                 () if runs[0].control else paper_results.compare_with_paper(self.group, name, self.stages[name])
             )
@@ -255,10 +255,6 @@ def _best_by_validation(runs: Sequence[RunRecord], stage: str) -> dict[int, floa
     """Seed -> test score of the round that was best on validation data, which is known for the run's own stage."""
     metric = f"{runs[0].result.main_score.name}_best_by_validation"
     return {run.seed: finite(run.figures.get((metric, stage))) for run in runs}
-
-
-def _estimate(name: str, one: Estimate) -> dict[str, float | None]:
-    return {name: one.mean, f"{name}_std": one.std, f"{name}_margin": one.margin}
 
 
 def _is_pooled(runs: Sequence[RunRecord]) -> bool:

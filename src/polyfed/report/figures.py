@@ -82,10 +82,6 @@ def _about(group: Group, stage: str | None = None, more: str = "") -> str:
     return about.strip()
 
 
-def _drawing(stem: str, figure: Figure, about: str, rows: Sequence[Mapping[str, Any]]) -> FigureWithData:
-    return FigureWithData(stem, figure, {"about": about, "rows": rows}, rows)
-
-
 # curves -----------------------------------------------------------------------------------------------------------
 
 
@@ -119,7 +115,7 @@ def curve_drawings(runs: Iterable[RunRecord], x: str = "round", stage: str | Non
         caption = _caption(group, points, stage)
         shown = points.rename(columns={"count": "seeds"})[["name", x, "mean", "low", "high", "seeds"]]
         figure = _draw_curves(group, points, x, caption)
-        return _drawing(stem, figure, caption, _in_order(group, shown).to_dict("records"))
+        return FigureWithData(stem, figure, caption, _in_order(group, shown))
 
     why = "has a simulated time (see [devices])" if x == "simulated" else "was evaluated"
     return _of_each_group(runs, f"accuracy-by-{x}", find, draw, f"no round of these runs {why}", stage)
@@ -217,7 +213,7 @@ def _clients(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
     axes.set_xlabel(f"client, from the lowest to the highest {main.title}")
     axes.set_ylabel(main.axis)
     legend(axes, handles, lines)
-    return _drawing(stem, figure, about, _in_order(group, found).to_dict("records"))
+    return FigureWithData(stem, figure, about, _in_order(group, found))
 
 
 def architectures(runs: Iterable[RunRecord]) -> list[FigureWithData]:
@@ -252,7 +248,7 @@ def _architectures(group: Group, found: pd.DataFrame, stem: str) -> FigureWithDa
     axes.grid(False, axis="x")
     axes.set_ylabel(main.axis)
     legend(axes, handles, rows)
-    return _drawing(stem, figure, about, found.to_dict("records"))
+    return FigureWithData(stem, figure, about, found)
 
 
 def sizes(runs: Iterable[RunRecord]) -> list[FigureWithData]:
@@ -278,7 +274,7 @@ def _sizes(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
     axes.set_xlabel("training samples of the client")
     axes.set_ylabel(main.axis)
     legend(axes, handles, rows)
-    return _drawing(stem, figure, about, found.rename(columns={"score": main.name}).to_dict("records"))
+    return FigureWithData(stem, figure, about, found.rename(columns={"score": main.name}))
 
 
 def _mark(group: Group, name: str) -> dict[str, Any]:
@@ -307,6 +303,7 @@ def gain_drawings(runs: Iterable[RunRecord], stage: str | None = None) -> list[F
 
 
 def _gains(group: Group, found: Mapping[str, Gains], stage: str | None, stem: str) -> FigureWithData:
+    import pandas as pd
     from matplotlib.patches import Patch
 
     score = group.score
@@ -346,13 +343,11 @@ def _gains(group: Group, found: Mapping[str, Gains], stage: str | None, stem: st
     axes.set_xlim(max(0.0, low), min(100.0, high) if score.is_share else high)
     axes.set_xlabel(score.axis)
     legend(axes, list(handles.values()), list(handles))
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": name, "local": one.local, "pooled": one.pooled, "way": one.way}
-        | {
-            f"{part}{end}": getattr(getattr(one, part), of)
-            for part in ("gain", "alone", "federated")
-            for end, of in (("", "mean"), ("_std", "std"), ("_margin", "margin"))
-        }
+        | one.gain.named("gain")
+        | one.alone.named("alone")
+        | one.federated.named("federated")
         for name, one in found.items()
     ]
-    return _drawing(stem, figure, about, rows)
+    return FigureWithData(stem, figure, about, pd.DataFrame(rows, dtype=object))

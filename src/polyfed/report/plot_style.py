@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from polyfed.palette import COLORS
 from polyfed.report.atomic_files import make_folder, write_whole
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 WIDTH = 5.6  # inches
@@ -43,25 +44,26 @@ _LETTER = 0.078  # inches of a letter in a legend
 _ACROSS = 60  # letters of a legend's name in a line, at most
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FigureWithData:
     """A figure and what it shows.
 
     Attributes:
-        stem: the files' name without ending. figure: ready to save.
-        data: all that is drawn, as JSON takes it. rows: the same as lines of a table, each with the same keys.
+        stem: the files' name without ending. figure: ready to save. about: what it shows, in words.
+        rows: what is drawn, a line for each mark; None is "not known".
     """
 
     stem: str
     figure: Figure
-    data: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
+    about: str
+    rows: pd.DataFrame
 
     def write(self, folder: str | Path) -> list[Path]:
         """``<stem>.png``, ``.svg``, ``.json`` and ``.csv`` in the folder, each whole or not at all."""
         place = make_folder(folder)
-        table = csv_text(list(self.rows[0]), self.rows)
-        texts = {"json": json_text(self.data, indent=1) + "\n", "csv": table}
+        rows = self.rows.to_dict("records")
+        data = {"about": self.about, "rows": rows}
+        texts = {"json": json_text(data, indent=1) + "\n", "csv": csv_text(list(self.rows), rows)}
         beside = [write_whole(place / f"{self.stem}.{form}", text.encode("utf-8")) for form, text in texts.items()]
         return [*save(self.figure, place, self.stem), *beside]
 

@@ -113,6 +113,10 @@ class Estimate:
         """How much better than another a row is; what lowers the RMSE is a gain above zero."""
         return cls.difference(other, mine) if score.lower_is_better else cls.difference(mine, other)
 
+    def named(self, name: str) -> dict[str, float | None]:
+        """As columns of a table: NAME, NAME_std and NAME_margin."""
+        return {name: self.mean, f"{name}_std": self.std, f"{name}_margin": self.margin}
+
     @property
     def is_distinguishable(self) -> bool | None:
         """Whether it is more than chance that this is not zero; None where there are too few seeds to say."""

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+import polyfed as pf
+from polyfed.config.recipe import Recipe
+from polyfed.report.compare_command import save_command
 from tests.project.test_pages import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,36 +43,19 @@ def test_the_commands_of_the_results_are_valid(command: str) -> None:
     check(shlex.split(command))
 
 
-def test_a_report_s_page_is_stored_whole() -> None:
-    page = """# Results
-
-## fedgh/table3: cifar10, 10 clients
-
-cifar10 (classes), 10 clients, 2 rounds, seeds 0, 1. Scored so.
-Models: cnn.
-Run on 2026-11-01 with polyfed 0.1.0.
-
-    polyfed compare recipes/a.toml --out runs/fedgh/table3
-
-| method | accuracy |
-| :-- | --: |
-| local | 80.00 |
-
-Another:
-
-| method | **more** |
-| :-- | --: |
-| local | **1.00** |
-
-- two seeds: no interval
-- kept as it is
-"""
-    ((name, one),) = RESULTS.read_page(page).items()
-    assert (name, one.title, one.seeds) == ("fedgh-table3", "fedgh/table3: cifar10, 10 clients", 2)
-    assert one.commands == ["polyfed compare recipes/a.toml --out runs/fedgh/table3"]
-    assert [line.split()[0] for line in one.about] == ["cifar10", "Models:", "Run"]
-    assert [(table.caption, len(table.rows)) for table in one.tables] == [("", 2), ("Another:", 2)]
-    assert one.cell("local", "accuracy") == "80.00"
-    assert one.notes == ["kept as it is"]
-    with pytest.raises(ValueError, match="expected 'PLACE: DATASET, N clients' and a command"):
-        RESULTS.read_page(page.replace("--out", "--in"))
+def test_a_comparison_is_stored_whole(tmp_path: Path) -> None:
+    settings = {"data": {"dataset": "digits", "num_clients": 2, "limit_train": 60}, "training": {"rounds": 1}}
+    recipe = Recipe.from_dict(settings | {"models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}})
+    for seed in (0, 1):
+        pf.run(recipe, seed=seed, out=tmp_path / f"seed-{seed}")
+    with pytest.raises(ValueError, match="expected a comparison made with --out"):
+        list(RESULTS.read_comparison(tmp_path))
+    save_command(tmp_path, "polyfed compare recipes/a.toml --out runs/one/two", ran=True)
+    ((name, one),) = RESULTS.read_comparison(tmp_path)
+    assert (name, one.title, one.seeds) == ("one-two", "one/two: digits, 2 clients", 2)
+    assert [line.split()[0] for line in one.about] == ["digits", "Models:", "Run"]
+    assert one.tables[0].rows[0][:2] == ["method", "accuracy"]
+    scores = pf.results(tmp_path).query(
+        "metric == 'accuracy' and stage == 'personal' and round.isna() and client.isna()"
+    )
+    assert float(one.cell("local", "accuracy").split()[0]) == pytest.approx(100 * scores["value"].mean(), abs=0.01)

@@ -17,10 +17,10 @@ from polyfed.experiments.run import resolve_recipe
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 from polyfed.markup import image, notes, paragraph
+from polyfed.report.compare_command import save_command
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import Table, to_html, to_text
 from polyfed.report.html_report import write_report
-from polyfed.report.results_page import save_command
 from polyfed.report.statistics import SEEDS, parse_target
 from polyfed.units import human_count
 

@@ -26,7 +26,6 @@ PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", *LIVE, "recipe.t
 ANALYSIS = "analysis"  # folder of the figures and matrices that `polyfed plot` makes of a run
 ATTACK = "attack"  # folder of what attacks on a run have found
 COMMAND = "compare.json"  # how a comparison was made
-SWEEP = "sweep.json"  # the table of a sweep
 FORGOTTEN = "forgotten.json"  # clients whose rows must not count; stays when a run is replaced
 EVENT_LOG = "nodes.jsonl"  # what happened to the nodes of a deployment
 SUM_FILE = "index.json.sha256"  # beside models/index.json: its checksum, as `sha256sum --check` reads it
@@ -102,13 +101,13 @@ def unseal(data: bytes, needed: bool = True) -> dict[str, Any]:
 def check_links(folder: Path) -> None:
     """Whether all that belongs to a run lies in its folder. To be asked before anything in it is read or written.
 
-    folder: of a run, a comparison or a sweep; itself it may be a link, as the user has named it.
+    folder: of a run or a comparison; itself it may be a link, as the user has named it.
 
     Raises:
         ConfigError: a part of it is a link, or neither a file nor a folder; or there can be no such folder.
     """
     check_name(folder)
-    waiting = [folder / name for name in (*PARTS, ANALYSIS, ATTACK, COMMAND, SWEEP, EVENT_LOG, FORGOTTEN)]
+    waiting = [folder / name for name in (*PARTS, ANALYSIS, ATTACK, COMMAND, EVENT_LOG, FORGOTTEN)]
     while waiting:
         place = waiting.pop()
         try:

@@ -1,4 +1,4 @@
-"""The other files of run and sweep folders: recipe.toml, an entry of models/index.json, sweep.json."""
+"""The other files of run folders: recipe.toml, an entry of models/index.json."""
 
 from __future__ import annotations
 

@@ -117,9 +117,6 @@ class _Section:
             },
             rows=rows,
             notes=tuple(notes),
-            models=first.recipe.architectures,
-            versions=dict(first.result.versions),
-            published=tuple(first.recipe.run.paper_tables),
             footnotes=numbers,
             leaders=leaders,
             score=self.score,
@@ -164,7 +161,6 @@ class _Section:
             row["published"] = (
                 () if runs[0].control else paper_results.compare_with_paper(self.group, name, self.stages[name])
             )
-            row["runs"] = [_one_run(run, self.scores[name][run.seed]) for run in runs]
             found.append(row)
         frame = pd.DataFrame(found, dtype=object)
         return frame.where(frame.notna(), None)
@@ -259,18 +255,6 @@ def _best_by_validation(runs: Sequence[RunRecord], stage: str) -> dict[int, floa
 
 def _is_pooled(runs: Sequence[RunRecord]) -> bool:
     return runs[0].control.startswith("pooled")
-
-
-def _one_run(run: RunRecord, score: float | None) -> dict[str, Any]:
-    """What one run of a row gave. Seconds: on the clock; processor_seconds: of the run's process and its workers."""
-    figures = ("bytes_up", "bytes_down", "seconds", "processor_seconds", "refused")
-    return {
-        "seed": run.seed,
-        "path": str(run.path),
-        run.result.main_score.name: score,
-        **{key: whole(run.figure(key)) if key == "refused" else run.figure(key) for key in figures},
-        "hyperparameters": run.result.hyperparameters,
-    }
 
 
 # notes ------------------------------------------------------------------------------------------------------------

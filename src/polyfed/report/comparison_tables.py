@@ -1,20 +1,18 @@
-"""A comparison as people and machines read it: aligned text, Markdown, LaTeX, HTML for notebooks; CSV and JSON.
+"""A comparison as people and machines read it: aligned text, Markdown, LaTeX, HTML for notebooks; CSV.
 
-CSV and JSON hold accuracies in [0, 1] and exact bytes; the other formats show per cent and KiB/MiB.
+CSV holds accuracies in [0, 1] and exact bytes; the other formats show per cent and KiB/MiB.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.escaping import csv_text, json_text, markdown_text, visible
+from polyfed.escaping import csv_text, markdown_text, visible
 from polyfed.markup import details, notes, paragraph
-from polyfed.markup import table as html_table
-from polyfed.places import shown_place
 from polyfed.records.main_score import RMSE, MainScore
 from polyfed.report import client_scores
 from polyfed.report.atomic_files import make_folder, write_whole
@@ -25,6 +23,7 @@ from polyfed.report.text_tables import (
     Column,
     duration,
     format_mean_std,
+    html_table,
     interval,
     interval_of_score,
     markdown_table,
@@ -85,11 +84,8 @@ class ComparisonGroup:
             over runs), nothing_learnt (in how many runs). by_stage_NAME, by_predictor_NAME, by_classes_NAME,
             held_out_NAME, by_architecture_NAME, metric_NAME, epsilon_UNIT: as far as all of the row's runs have them.
             target_...: `polyfed.report.statistics.ToTarget`. gain, gain_alone, federated_gain, way_to_pooled_tuned:
-            `polyfed.report.findings.Gains`. published: beside what a paper prints. runs: what each run gave.
+            `polyfed.report.findings.Gains`. published: beside what a paper prints.
         notes: what the columns mean, what a reader must know about these runs, the papers' footnotes.
-        models: the architectures of the clients, as far as recipes say.
-        versions: of what the numbers depend on.
-        published: the papers' tables that stand beside.
         footnotes: a footnote's name -> its number among the notes.
         leaders: "accuracy", "best_by_validation" or a stage -> the row that leads there
             (`polyfed.report.statistics.leader`); what nobody leads is left out.
@@ -101,9 +97,6 @@ class ComparisonGroup:
     facts: Mapping[str, Any]
     rows: pd.DataFrame
     notes: tuple[str, ...]
-    models: tuple[str, ...]
-    versions: Mapping[str, str]
-    published: tuple[str, ...]
     footnotes: Mapping[str, int]
     leaders: Mapping[str, str]
     score: MainScore
@@ -339,7 +332,7 @@ def to_csv(table: Table) -> str:
     """All sections in one sheet: a line per row, with the evaluation in columns of its own; None is empty."""
     lines = []
     for number, section in enumerate(table.sections, start=1):
-        rows = section.rows.drop(columns=["published", "runs"]).to_dict("records")
+        rows = section.rows.drop(columns="published").to_dict("records")
         lines += [_joined({"table": number, **section.facts, **row}) for row in rows]
     heads = dict.fromkeys(head for line in lines for head, value in line.items() if value not in (None, ""))
     return csv_text(list(heads), lines)
@@ -347,30 +340,6 @@ def to_csv(table: Table) -> str:
 
 def _joined(line: Mapping[str, Any]) -> dict[str, Any]:
     return {key: " ".join(map(str, value)) if isinstance(value, list) else value for key, value in line.items()}
-
-
-def to_json(table: Table) -> str:
-    """Everything, exact, with what each run gave."""
-    tables = [
-        {
-            "caption": section.caption,
-            **section.facts,
-            "rows": [
-                row
-                | {"published": list(map(asdict, row["published"]))}
-                | {"runs": [{**run, "path": shown_place(run["path"])} for run in row["runs"]]}
-                for row in section.rows.to_dict("records")
-            ],
-            "notes": section.notes,
-            "models": section.models,
-            "versions": section.versions,
-            "published": section.published,
-            "footnotes": section.footnotes,
-            "leaders": section.leaders,
-        }
-        for section in table.sections
-    ]
-    return json_text({"tables": tables, "notes": table.notes}, indent=2) + "\n"
 
 
 # for people -------------------------------------------------------------------------------------------------------
@@ -398,19 +367,11 @@ def to_html(table: Table) -> str:
     parts: list[str] = []
     for section in table.sections:
         (_, whole), *more = sub_tables(section)
-        others = [f"{paragraph(title)}{columns_as_html(columns)}" for title, columns in [("All figures", whole), *more]]
+        others = [f"{paragraph(title)}{html_table(columns)}" for title, columns in [("All figures", whole), *more]]
         parts.append(paragraph(section.caption, strong=True))
-        parts.append(columns_as_html(columns_of(section)))
+        parts.append(html_table(columns_of(section)))
         parts.append(details("More", "".join([*others, notes(section.notes)])))
     return "".join([*parts, notes(table.notes)])
-
-
-def columns_as_html(columns: Sequence[Column]) -> str:
-    """A table for notebooks."""
-    words = [place for place, column in enumerate(columns) if column.words]
-    bold = [(row, place) for place, column in enumerate(columns) for row in column.bold]
-    rows = list(zip(*(column.cells for column in columns), strict=True))
-    return html_table([column.title for column in columns], rows, words, bold)
 
 
 def to_latex(table: Table) -> str:
@@ -491,10 +452,10 @@ def to_text(table: Table, width: int = 100, metrics: bool = False, clients: bool
 
 
 def write(table: Table, folder: str | Path) -> list[Path]:
-    """Write ``comparison.md``, ``.csv``, ``.json``, ``.tex`` and ``comparison-clients.csv`` into the folder (made if
+    """Write ``comparison.md``, ``.csv``, ``.tex`` and ``comparison-clients.csv`` into the folder (made if
     missing), each whole or not at all.
     """
     path = make_folder(folder)
-    texts = {".md": to_markdown(table), ".csv": to_csv(table), ".json": to_json(table), ".tex": to_latex(table)}
+    texts = {".md": to_markdown(table), ".csv": to_csv(table), ".tex": to_latex(table)}
     texts["-clients.csv"] = client_scores.to_csv([(section.clients, section.score) for section in table.sections])
     return [write_whole(path / f"comparison{end}", text.encode("utf-8")) for end, text in texts.items()]

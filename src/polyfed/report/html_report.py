@@ -18,6 +18,7 @@ from polyfed.escaping import html_text
 from polyfed.places import without_places
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.client_scores import ABOUT, client_columns
+from polyfed.report.compare_command import read_command
 from polyfed.report.comparison_tables import (
     ComparisonGroup,
     Table,
@@ -27,10 +28,9 @@ from polyfed.report.comparison_tables import (
 from polyfed.report.figures import axes_of, clients, curve_drawings, gain_drawings
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import save
-from polyfed.report.results_page import read_command
 from polyfed.report.run_lines import LOST
 from polyfed.report.run_records import RunRecord, rows_of_pooled
-from polyfed.report.text_tables import Column
+from polyfed.report.text_tables import Column, html_table
 from polyfed.version import __version__
 
 _REASONS = 5  # reasons of refusals that are given, the most frequent ones
@@ -96,14 +96,14 @@ def _section(group: Group, section: ComparisonGroup) -> str:
         f"<h2>{html_text(group.about)}</h2>",
         f"<p{look}>{html_text(section.caption)}</p>",
         *(
-            (f"<h3>{html_text(title)}</h3>" if title else "") + _table(columns)
+            (f"<h3>{html_text(title)}</h3>" if title else "") + html_table(columns)
             for title, columns in sub_tables(section)
         ),
         _list(section.notes),
     ]
     if len(section.clients):
         columns = client_columns(section.clients, section.score)
-        parts.append(_folded(section.score.of_it(ABOUT), _table(columns)))
+        parts.append(_folded(section.score.of_it(ABOUT), html_table(columns)))
     parts += _confusions(group)
     parts += ["<h3>Rejected and lost work</h3>", _lost(group)]
     parts += ["<h3>Recipes, versions, commands</h3>", *_origin(group)]
@@ -120,7 +120,7 @@ def _confusions(group: Group) -> Iterator[str]:
                 columns = [Column("true class", list(names), words=True)]
                 columns += [Column(to, [str(row[at]) for row in counts]) for at, to in enumerate(names[: len(counts)])]
                 yield _folded(
-                    f"Confusion of {name}, seed {run.seed}: test samples, by predicted class", _table(columns)
+                    f"Confusion of {name}, seed {run.seed}: test samples, by predicted class", html_table(columns)
                 )
 
 
@@ -144,7 +144,7 @@ def _lost(group: Group) -> str:
     lines = [f"refused {count} times: {reason}" for reason, count in reasons.most_common(_REASONS)]
     if len(reasons) > _REASONS:
         lines.append(f"refused for {len(reasons) - _REASONS} other reasons")
-    return _table(columns) + _list(lines)
+    return html_table(columns) + _list(lines)
 
 
 def _origin(group: Group) -> Iterator[str]:
@@ -181,17 +181,3 @@ def _folded(title: str, inside: str) -> str:
 def _image(file: Path) -> str:
     coded = base64.b64encode(file.read_bytes()).decode("ascii")
     return f'<img alt="{html_text(file.stem.replace("-", " "))}" src="data:image/png;base64,{coded}">'
-
-
-def _table(columns: Sequence[Column]) -> str:
-    looks = [' class="words"' if column.words else "" for column in columns]
-    heads = [f"<th{look}>{html_text(column.title)}</th>" for column, look in zip(columns, looks, strict=True)]
-    rows = []
-    for row in range(len(columns[0].cells)):
-        cells = []
-        for column, look in zip(columns, looks, strict=True):
-            text = html_text(column.cells[row])
-            cells.append(f"<td{look}>{f'<b>{text}</b>' if row in column.bold else text}</td>")
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    head = f"<thead><tr>{''.join(heads)}</tr></thead>"
-    return f'<div class="wide"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'

@@ -14,12 +14,11 @@ from typing import Any
 
 import pandas as pd
 
-from polyfed.escaping import csv_text, json_text, markdown_text, visible
+from polyfed.escaping import csv_text, markdown_text, visible
 from polyfed.markup import notes, paragraph
-from polyfed.places import shown_place
 from polyfed.records.main_score import MainScore
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.comparison_tables import columns_as_html, latex_table
+from polyfed.report.comparison_tables import latex_table
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord, format_setting
 from polyfed.report.statistics import Estimate, mean_of
@@ -28,6 +27,7 @@ from polyfed.report.text_tables import (
     Column,
     duration,
     format_mean_std,
+    html_table,
     markdown_table,
     scored,
     size,
@@ -49,7 +49,7 @@ class SweepTable:
             the seeds that both have; difference, difference_std: from it, paired by seed. bytes_up, bytes_down,
             seconds: of one whole run. refused: uploads, over all runs. nothing_learnt: in how many of the runs clients'
             work did not count, or diverged; such a row is not chosen. options: the settings as the command line takes
-            them; "" for Local. runs: each run's own figures. chosen: whether it is the one chosen by validation.
+            them; "" for Local. chosen: whether it is the one chosen by validation.
     """
 
     keys: tuple[str, ...]
@@ -190,15 +190,6 @@ def _row(keys: Sequence[str], cell: SweepCell) -> dict[str, Any]:
         "refused": int(sum(run.figure("refused") or 0 for run in cell.runs)),
         "nothing_learnt": sum(bool(run.result.nothing_learnt) for run in cell.runs),
         "options": shlex.join(cell.words),
-        "runs": [
-            {
-                "seed": run.seed,
-                "path": shown_place(run.path),
-                "validation": validation[run.seed],
-                "test": test[run.seed],
-            }
-            for run in cell.runs
-        ],
     }
 
 
@@ -270,7 +261,7 @@ def to_markdown(table: SweepTable) -> str:
 def to_html(table: SweepTable) -> str:
     """For notebooks: the table, and what is chosen."""
     chosen = paragraph(f"Chosen by validation: {table.chosen_options or 'none'}", strong=True)
-    return "".join([chosen, paragraph(table.caption), columns_as_html(_columns(table)), notes(table.notes)])
+    return "".join([chosen, paragraph(table.caption), html_table(_columns(table)), notes(table.notes)])
 
 
 def to_latex(table: SweepTable) -> str:
@@ -280,21 +271,15 @@ def to_latex(table: SweepTable) -> str:
 
 def to_csv(table: SweepTable) -> str:
     """A line per row, exact; the swept settings under their whole keys; None is empty."""
-    shown = table.rows.drop(columns=["options", "runs"])
+    shown = table.rows.drop(columns="options")
     shown["seeds"] = [" ".join(map(str, seeds)) for seeds in shown["seeds"]]
     for key in table.keys:
         shown[key] = [None if value is None else format_setting(value) for value in shown[key]]
     return csv_text(list(shown), shown.to_dict("records"))
 
 
-def to_json(table: SweepTable) -> str:
-    """Everything, exact, with each run."""
-    about = {"keys": table.keys, "score": table.score.name, "caption": table.caption, "notes": table.notes}
-    return json_text({**about, "rows": table.rows.to_dict("records")}, indent=2) + "\n"
-
-
 def write(table: SweepTable, folder: str | Path) -> list[Path]:
-    """``sweep.md``, ``.csv``, ``.json`` and ``.tex`` in the folder (made if missing), each whole or not at all."""
+    """``sweep.md``, ``.csv`` and ``.tex`` in the folder (made if missing), each whole or not at all."""
     path = make_folder(folder)
-    texts = {"md": to_markdown(table), "csv": to_csv(table), "json": to_json(table), "tex": to_latex(table)}
+    texts = {"md": to_markdown(table), "csv": to_csv(table), "tex": to_latex(table)}
     return [write_whole(path / f"sweep.{form}", text.encode("utf-8")) for form, text in texts.items()]

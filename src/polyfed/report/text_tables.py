@@ -1,4 +1,4 @@
-"""Columns of numbers for people, as aligned text and as Markdown."""
+"""Columns of numbers for people, as aligned text, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from polyfed.escaping import markdown_text, visible
+from polyfed.escaping import html_text, markdown_text, visible
 from polyfed.records.main_score import ACCURACY, MainScore
 from polyfed.report.statistics import Estimate
 from polyfed.units import human_bytes, human_seconds
@@ -114,6 +114,22 @@ def _markdown_cell(column: Column, row: int) -> str:
     if row in column.italic:
         return f"*{text}*"
     return f"**{text}**" if row in column.bold else text
+
+
+# HTML -------------------------------------------------------------------------------------------------------------
+def html_table(columns: Sequence[Column]) -> str:
+    """A table for pages and notebooks; a page's style aligns the class "words"."""
+    looks = [' class="words"' if column.words else "" for column in columns]
+    heads = [f"<th{look}>{html_text(column.title)}</th>" for column, look in zip(columns, looks, strict=True)]
+    rows = []
+    for row in range(len(columns[0].cells)):
+        cells = []
+        for column, look in zip(columns, looks, strict=True):
+            text = html_text(column.cells[row])
+            cells.append(f"<td{look}>{f'<b>{text}</b>' if row in column.bold else text}</td>")
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    head = f"<thead><tr>{''.join(heads)}</tr></thead>"
+    return f'<div class="wide"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
 
 
 # aligned text -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The site's pages of results, made of what is stored; the repository holds the figures and these programs only.
 
-    python scripts/results_pages.py --read PAGE.md   # stores what `polyfed report RUNS... --results PAGE.md` wrote
+    python scripts/results_pages.py --store RUNS...   # stores the tables of comparisons, folders of `polyfed compare`
 
 Each file of docs/results/tables has a page, each folder docs/results/benchmark-SUITE has one as `polyfed benchmark`
 writes it, and docs/results/tables itself has a list of all. Pages link to the file or the folder; the site turns such a
@@ -19,8 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polyfed.config.protocol import Protocol
+from polyfed.escaping import markdown_text
 from polyfed.report.benchmark_page import to_markdown as benchmark_page
 from polyfed.report.benchmark_results import SettingResult, read_processor_time, read_results
+from polyfed.report.compare_command import read_command
+from polyfed.report.comparison import compare_runs
+from polyfed.report.comparison_tables import sub_tables
+from polyfed.report.run_records import load_runs
+from polyfed.report.text_tables import Column, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -42,6 +48,7 @@ HOW_TO_READ = """\
 - "By ..." is the accuracy of the same models in the same stage with the method's other predictor.
 - "Differs" marks more than three spreads from the paper's number, the root of the sum of both squares. "Scaled down"
   means another size than the paper's."""
+VERSIONS = ("polyfed", "python", "torch", "numpy")
 _CONTROL = re.compile(r"local|pooled(-\w+)?|.+-alone")  # rows that are no method's own
 
 
@@ -116,36 +123,38 @@ def settings(suite: str) -> dict[str, SettingResult]:
 
 
 # storing ------------------------------------------------------------------------------------------------------------
-def read_page(text: str) -> dict[str, Measurement]:
-    """Name -> what a page has that `polyfed report RUNS... --results PAGE.md` wrote."""
-    return dict(_read_part(part) for part in text.split("\n## ")[1:])
+def read_comparison(folder: Path) -> Iterator[tuple[str, Measurement]]:
+    """Name -> what a folder of a comparison has to tell, for each of its tables."""
+    runs = load_runs(folder)
+    made = read_command(folder)
+    place = re.search(r"--out runs/(\S+)", made["command"])
+    if place is None:
+        raise ValueError(f"expected a comparison made with --out runs/..., got {folder}: '{made['command']}'")
+    first = next(run for run in runs if run.finished)
+    versions = ", ".join(f"{name} {first.result.versions[name]}" for name in VERSIONS if name in first.result.versions)
+    for section in compare_runs(runs).sections:
+        about = [section.caption, f"Run on {made['date']} with {versions}."]
+        if first.recipe.architectures:
+            about.insert(1, f"Models: {', '.join(first.recipe.architectures)}.")
+        (_, main), *more = sub_tables(section)
+        tables = [_to_table("", main), *(_to_table(f"{markdown_text(title)}:", columns) for title, columns in more)]
+        yield (
+            place[1].replace("/", "-"),
+            Measurement(
+                title=f"{place[1]}: {section.facts['dataset']}, {section.facts['clients']} clients",
+                about=list(map(markdown_text, about)),
+                commands=[made["command"]],
+                tables=tables,
+                notes=[markdown_text(note) for note in section.notes if not note.startswith(EXPLAINED_ONCE)],
+            ),
+        )
 
 
-def _read_part(part: str) -> tuple[str, Measurement]:
-    lines = part.strip().splitlines()
-    heading = re.fullmatch(r"[^:]+: (\S+, \d+ clients?)(?: \(\d+\))?", lines[0])
-    folder = next((found[1] for line in lines if (found := re.search(r"    polyfed .*--out runs/(\S+)", line))), None)
-    if heading is None or folder is None:
-        raise ValueError(f"expected 'PLACE: DATASET, N clients' and a command with --out runs/..., got '{lines[0]}'")
-    dataset = heading[1].partition(",")[0]
-    notes = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
-    return folder.replace("/", "-"), Measurement(
-        title=f"{folder}: {heading[1]}",
-        about=[line for line in lines if line.startswith((f"{dataset} (", "Models: ", "Run on "))],
-        commands=[line.strip() for line in lines if line.startswith("    polyfed ")],
-        tables=list(_read_tables(lines)),
-        notes=[note for note in notes if not note.startswith(EXPLAINED_ONCE)],
+def _to_table(caption: str, columns: Sequence[Column]) -> Table:
+    heading, alignment, *rows = (
+        [cell.strip() for cell in line.strip("| ").split(" | ")] for line in markdown_table(columns).splitlines()
     )
-
-
-def _read_tables(lines: Sequence[str]) -> Iterator[Table]:
-    for number, line in enumerate(lines):
-        if not line.startswith("|") or lines[number - 1].startswith("|"):
-            continue
-        caption = lines[number - 2] if lines[number - 2].endswith(":") else ""
-        end = next((at for at in range(number, len(lines)) if not lines[at].startswith("|")), len(lines))
-        rows = [[cell.strip() for cell in row.strip().strip("|").split("|")] for row in lines[number:end]]
-        yield Table(caption, rows[1], [rows[0], *rows[2:]])
+    return Table(caption, alignment, [heading, *rows])
 
 
 # pages --------------------------------------------------------------------------------------------------------------
@@ -216,13 +225,13 @@ def best_of(one: Measurement) -> str:
 
 
 def main() -> None:
-    """Store what a page has."""
+    """Store what folders of comparisons have."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--read", type=Path, metavar="PAGE.md", required=True, help="Store what this page has.")
-    page: Path = options.parse_args().read
-    for name, one in read_page(page.read_text(encoding="utf-8")).items():
-        text = json.dumps(asdict(one), indent=1, ensure_ascii=False) + "\n"
-        (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
+    options.add_argument("--store", type=Path, nargs="+", metavar="RUNS", required=True, help="Store what these have.")
+    for folder in options.parse_args().store:
+        for name, one in read_comparison(folder):
+            text = json.dumps(asdict(one), indent=1, ensure_ascii=False) + "\n"
+            (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -89,8 +89,6 @@ def test_files_that_are_passed_on_name_no_folder_above(tmp_path: Path, monkeypat
     assert len(made) > 20
     for file in made:
         assert str(tmp_path) not in file.read_text(), file
-    for name in ("study/compared/comparison.json", "report/comparison.json"):
-        assert '"path": "local/seed-0"' in (home / name).read_text()
     assert "csv:hospital/rows.csv" in (home / "report" / "report.html").read_text()
 
 

@@ -1,4 +1,4 @@
-"""Tables and figures as HTML, for notebooks: values in, text out.
+"""Words and figures as HTML, for notebooks: values in, text out.
 
 Every text is escaped. What comes out needs no script and no style sheet, so that it shows in Jupyter, in VS Code and in
 a notebook that was saved.
@@ -7,12 +7,12 @@ a notebook that was saved.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from polyfed.escaping import html_text
 
-# words and tables -------------------------------------------------------------------------------------------------
+# words -------------------------------------------------------------------------------------------------
 
 
 def paragraph(text: str, strong: bool = False) -> str:
@@ -35,31 +35,6 @@ def preformatted(text: str) -> str:
 def details(summary: str, inside: str) -> str:
     """What opens by a click. inside: markup."""
     return f"<details><summary>{html_text(summary)}</summary>{inside}</details>"
-
-
-def table(
-    headings: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    words: Iterable[int] = (0,),
-    bold: Iterable[tuple[int, int]] = (),
-) -> str:
-    """A table. words: numbers of the columns that stand at the left; the others are numbers. bold: (row, column)."""
-    at_left = set(words)
-    strong = set(bold)
-
-    def cell(tag: str, text: object, column: int, row: int = -1) -> str:
-        side = "left" if column in at_left else "right"
-        whole = ";white-space:nowrap" if column not in at_left and tag == "td" else ""
-        weight = ";font-weight:bold" if (row, column) in strong else ""
-        return f'<{tag} style="padding:.15em .5em;text-align:{side}{whole}{weight}">{html_text(str(text))}</{tag}>'
-
-    head = "".join(cell("th", text, column) for column, text in enumerate(headings))
-    lines = [
-        "<tr>" + "".join(cell("td", text, column, number) for column, text in enumerate(row)) + "</tr>"
-        for number, row in enumerate(rows)
-    ]
-    body = "".join(lines)
-    return f'<div style="overflow-x:auto"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def image(file: Path) -> str:

@@ -114,7 +114,7 @@ def test_compare_runs_all_adds_local_and_skips_what_is_done(polyfed_: Terminal) 
     for name in names:
         assert f"\n{name}" in first.out
     assert {path.name for path in Path("all").iterdir() if path.is_file()} == {
-        "comparison.md", "comparison.csv", "comparison.json", "comparison.tex", "comparison-clients.csv",
+        "comparison.md", "comparison.csv", "comparison.tex", "comparison-clients.csv",
         "compare.json", "report.html",
         *(f"{stem}{end}" for stem in ("accuracy-by-round", "accuracy-by-bytes", "accuracy-per-client")
           for end in (".png", ".svg")),
@@ -178,7 +178,7 @@ def test_report_makes_the_table_again_from_folders(polyfed_: Terminal) -> None:
     table = compared.out.partition("wrote ")[0]
     said = polyfed_("report", "all", "--out", "elsewhere", "--x-axis", "bytes")
     assert said.out.startswith(table)
-    assert {"comparison.md", "comparison.json", "accuracy-by-bytes.png", "accuracy-by-bytes.svg", "report.html"} <= {
+    assert {"comparison.md", "accuracy-by-bytes.png", "accuracy-by-bytes.svg", "report.html"} <= {
         path.name for path in Path("elsewhere").iterdir()
     }
     polyfed_("report", "all/fedgh/seed-0")
@@ -189,9 +189,6 @@ def test_report_makes_the_table_again_from_folders(polyfed_: Terminal) -> None:
     )
     assert "To reach an accuracy of 1.00 %" in polyfed_("report", "all", "--target", "1 %").out
     assert "got '60'; did you mean '60 %'?" in polyfed_("report", "all", "--target", "60", status=2).error
-    polyfed_("report", "all", "--results", "page.md")
-    assert "\n    polyfed compare tiny.toml --methods fedgh --seeds 0 --out all\n" in Path("page.md").read_text()
-    assert "with no other options" in polyfed_("report", "all", "--results", "p.md", "--metrics", status=2).error
 
 
 # In a process of its own

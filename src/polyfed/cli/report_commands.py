@@ -10,7 +10,6 @@ import typer
 
 from polyfed.cli.options import DEVICES, AsJson, ModelStage, OwnDevice, TargetAccuracy, Trust, parse_names
 from polyfed.cli.output import all_problems_listed, print_files, print_json, print_stderr, print_text, terminal_width
-from polyfed.errors import ConfigError
 from polyfed.escaping import client_text
 
 
@@ -39,33 +38,22 @@ def report(
         str | None, typer.Option(metavar="A,B,...", help="Only these rows, by the names that tables show [all].")
     ] = None,
     target: TargetAccuracy = None,
-    results: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help="Only write a page of all tables, a part per DIR.")
-    ] = None,
 ) -> None:
     """Table, curves and a page of finished runs.
 
-    Prints the table, and writes it (md, csv, json, tex), what each client has (csv), the curves (png, svg) and
+    Prints the table, and writes it (md, csv, tex), what each client has (csv), the curves (png, svg) and
     report.html, one page with all of it.
 
     \b
     polyfed report runs/quickstart --clients
     polyfed report runs/quickstart --methods local,fedgh --out paper
     polyfed report runs/quickstart --x-axis bytes --target "60 %"
-    polyfed report runs/fedgh runs/fedin --results results.md
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.report.comparison import compare_runs
     from polyfed.report.comparison_tables import to_text
     from polyfed.report.html_report import write_report
     from polyfed.report.run_records import load_runs, only_rows
 
-    if results is not None:
-        from polyfed.report.results_page import write_results
-
-        if out is not None or x or metrics or clients or methods:
-            raise ConfigError("expected --results with no other options than --stage and --target, got others")
-        print_files([write_results(folders, results, stage, target)])
-        return
     runs = load_runs(folders)
     if methods is not None:
         runs = only_rows(runs, parse_names(methods))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -18,10 +18,8 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, StepResult
-from polyfed.core.modules import FrozenModel
 from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.executors.stacked_loss import StackedContext
 from polyfed.engine.executors.stacked_training import StackedPhase
 from polyfed.engine.executors.vectorized import VectorizedExecutor
 from polyfed.engine.federation import Federation
@@ -133,13 +131,6 @@ def test_who_is_refused_drops_out_or_fails_does_as_alone() -> None:
 
     with pytest.raises(RunError, match=r"client 0 \(net\), round 1, training: ValueError: no"):
         of_toys(Fails())(executor="vectorized")
-
-    class CannotSend(Local):
-        def upload(self, client: Client, trained: Any) -> Message:
-            raise ValueError("no")
-
-    with pytest.raises(RunError, match=r"client 0 \(net\), round 1, uploading: ValueError: no"):
-        of_toys(CannotSend())(executor="vectorized")
 
 
 class TwoHeads(nn.Module):
@@ -407,26 +398,6 @@ def test_a_loss_that_is_no_function_is_found_out() -> None:
     assert re.search("not those of one after the other", told.messages[0])
 
 
-def test_contexts_are_stacked_or_shared() -> None:
-    common, net = torch.arange(3.0), nn.Linear(2, 1)
-
-    def context(k: int) -> Context:
-        own = {"weight": torch.full((1, 2), float(k)), "bias": torch.zeros(1)}
-        return {"own": torch.tensor(k), "common": common, "at": 3, "group": {"a": common, "k": torch.tensor([k])},
-                "net": FrozenModel(net, own), "object": print}  # fmt: skip
-
-    packed = StackedContext([context(k) for k in range(4)])
-    assert packed.axes.count(None) == 2  # common
-    of_one = [t if axis is None else t[2] for t, axis in zip(packed.tensors, packed.axes, strict=True)]
-    one = packed.of_one(of_one)
-    assert one["own"] == 2
-    assert one["common"] is common
-    assert one["at"] == 3
-    assert one["group"]["k"].tolist() == [2]
-    assert one["net"](torch.ones(1, 2)).item() == 4
-    assert one["object"] is print
-
-
 def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:
     def begun(out: Path, **options: Any) -> Federation:
         members = toys.clients(["net"] * 3, [12, 7, 20], test=5)
@@ -434,10 +405,14 @@ def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:
         training = Training(rounds=4, batch_size=8, lr=0.1)
         return Federation(members, FedAvg(), training, builders=nets, **grouped(out=out, checkpoint_every=1, **options))
 
+    def stop(record: Mapping[str, Any]) -> None:
+        if record["round"] == 2:
+            raise RuntimeError("stopped")
+
     whole = begun(tmp_path / "whole", executor="vectorized")
     whole.run()
     (tmp_path / "half").mkdir()
-    halved = begun(tmp_path / "half", executor="vectorized", loggers=[Stops(2)])
+    halved = begun(tmp_path / "half", executor="vectorized", loggers=[Told(stop)])
     with pytest.raises(RuntimeError, match="stopped"):
         halved.run()
     for other in ({}, {"executor": "serial"}, {"executor": "vectorized", "workers": 2}):
@@ -449,16 +424,3 @@ def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:
     begun(tmp_path / "serial", executor="serial").run()
     with pytest.raises(ConfigError, match=r"clients trained one by one, now in stacks of 32 \(run.executor\)"):
         begun(tmp_path / "serial", executor="vectorized").run(resume=True)
-
-
-class Stops(Told):
-    """Ends a run after so many rounds."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self._after = after
-
-    def client_done(self, done: int, total: int) -> None:
-        self._after -= done == total
-        if self._after < 0:
-            raise RuntimeError("stopped")

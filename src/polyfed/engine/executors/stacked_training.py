@@ -180,7 +180,7 @@ class StackedPhase:
 
     def _groups(self, step: int, widths: Sequence[int], inputs: Sequence[Context]) -> list[list[int]]:
         """The places of clients whose steps are taken as one. widths: how many rows each has."""
-        kinds = [structure(given) for given in inputs]
+        kinds = [structure(given) if given else () for given in inputs]
         names = frozenset([*self._contexts[0], *inputs[0]])
         key = (self._stack.label, self._number, names)
         if key not in self._stack.fills:

@@ -151,7 +151,8 @@ class VectorizedExecutor(Executor):
                 work.receive()
                 works.append(work)
                 held = model_factory.state(job.client.architecture, job.variant)
-                weights.append({name: held[name].detach().clone() for name in names})
+                with torch.no_grad():
+                    weights.append({name: held[name].clone() for name in names})
             contexts = contexts_on([work.client.context for work in works], model_factory.device)
         for work, context in zip(works, contexts, strict=True):
             work.client.context = context

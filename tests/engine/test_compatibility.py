@@ -20,14 +20,14 @@ from torch.nn.utils import parametrizations
 import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.method import Method
+from polyfed.core.method import Method, Requirements
 from polyfed.engine.network_checks import check_state
 from polyfed.engine.remarks import averaging
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import predict
 from polyfed.methods import FedAvg, FedProx, FedRep, LGFedAvg, Local
 from polyfed.models.split import SequentialSplit
-from polyfed.testing.fixtures import grouped
+from polyfed.testing.fixtures import grouped, plain_model, tiny_model, world
 from tests.helpers import regression
 from tests.helpers.refusals import refusal
 
@@ -445,3 +445,29 @@ def test_parts_with_a_tensor_in_common_are_refused_where_a_method_needs_parts() 
     with pytest.raises(ConfigError, match=r"'extractor\.weight' and 'head\.weight' are one tensor"):
         pf.Federation(clients, pf.methods.FedRep(), pf.Training(rounds=1))
     pf.Federation(clients, pf.methods.FedAvg(), pf.Training(rounds=1))
+
+
+# what methods require -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("needs", "builds"),
+    [
+        (Requirements(split_model=True), [plain_model]),
+        (Requirements(same_architecture=True), [lambda: tiny_model(1, 4, 6), lambda: tiny_model(2, 4, 6)]),
+        (Requirements(same_feature_dim=True), [lambda: tiny_model(1, 4, 6), lambda: tiny_model(1, 4, 7)]),
+        (Requirements(split_model=True, same_head=True), [lambda: tiny_model(1, 4, 6), lambda: tiny_model(1, 4, 7)]),
+        (Requirements(shared_shapes=True), [lambda: tiny_model(1, 4, 6), lambda: tiny_model(1, 5, 6)]),
+        (
+            Requirements(split_model=True, same_cut_shapes=True),
+            [lambda: tiny_model(1, 4, 6), lambda: tiny_model(1, 5, 6)],
+        ),
+        (Requirements(public=4), [plain_model]),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, Requirements) else "",
+)
+def test_networks_and_data_that_do_not_fit_are_refused(needs: Requirements, builds: Sequence[Any]) -> None:
+    kind = type("Needy", (Local,), {"requirements": needs})
+    with pytest.raises(ConfigError):
+        world(builds, 0).federation(kind())
+    assert world([lambda: tiny_model(1, 4, 6)], 4).federation(kind())

@@ -65,6 +65,12 @@ def test_local_alone_is_local() -> None:
     assert same(kit.run(training=THREE), kit.run(alone(Local()), THREE))
 
 
+@pytest.mark.parametrize("method", [FedGH(), FedProto()], ids=repr)
+def test_one_client_alone_is_the_method(method: Method) -> None:
+    tiny = ConformanceKit(method=method).world(one=True, sizes=(24,), labels=((0, 1),))
+    assert same(tiny.run(method, THREE), tiny.run(alone(method), THREE))
+
+
 # executors, resume ------------------------------------------------------------------------------------------------
 
 

@@ -504,7 +504,7 @@ def test_a_frozen_network_is_told_in_one_line() -> None:
     (line,) = testing.violations(FedAvg(), models=[lambda: half_frozen("")]).values()
     assert "no parameter of its network takes a gradient" in line
     assert "Exchange(trains=False)" in line
-    some = ["runs", "bytes_metered", "learns", "degenerate_clients", "expected_bytes"]
+    some = ["runs", "learns", "degenerate_clients", "expected_bytes"]
     assert not testing.violations(FedAvg(), some, models=[lambda: half_frozen("head")])
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, clone, flatten, from_bytes, nbytes, shallow_copy, to_bytes
+from polyfed.core.message import Message, clone, flatten, from_bytes, shallow_copy, to_bytes
 from polyfed.core.method import Batch, Context, Method, StepResult
 from polyfed.core.randomness import keep_global_rng
 from polyfed.core.server import Server
@@ -71,7 +71,7 @@ class Observation:
         federation: after its run; None where it could not be made. error: what ended the run.
         scenes: the aggregations, as they were before each.
         first_weights: all clients' weights after the first round.
-        sent: client -> what came down to it in each main exchange. bytes_down, bytes_up: client -> those of round 1.
+        sent: client -> what came down to it in each main exchange.
         offenses: (kind, what was seen): "written" into what was given, "draws" from a global generator, "alias" of
             another's memory, "broadcast" that is not repeatable, "bytes" that are no longer the message, "state" in the
             method object; "impure" and "oracle" of the loss in the second step of each client's second round, under
@@ -89,8 +89,6 @@ class Observation:
         self.scenes: list[AggregationScene] = []
         self.first_weights: dict[str, Tensor] = {}
         self.sent: dict[int, list[dict[str, Tensor]]] = {}
-        self.bytes_down: dict[int, int] = {}
-        self.bytes_up: dict[int, int] = {}
         self.offenses: dict[tuple[str, str], None] = {}
         self._as_sent: list[tuple[str, Tensor, Tensor]] = []
         self._networks: list[nn.Module] = []
@@ -153,8 +151,6 @@ class Observation:
         first = call(server, number)
         self._look_at_message("broadcast", first)
         self._all_tensors("the method", "a state", server.state)
-        if server.round == 1:
-            self.bytes_down[number] = self.bytes_down.get(number, 0) + nbytes(first)
         if server.exchange == "train":
             self.sent.setdefault(number, []).append(flatten(first))
         second = call(server, number)
@@ -175,8 +171,6 @@ class Observation:
         message = call(client, trained)
         self._look_at_message("upload", message)
         self._all_tensors("the method", "a state", client.state)
-        if client.round == 1:
-            self.bytes_up[client.id] = self.bytes_up.get(client.id, 0) + nbytes(message)
         return message
 
     def _aggregate(self, call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:

@@ -7,12 +7,12 @@ import dataclasses
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, clone, first_nonfinite, flatten
@@ -29,7 +29,7 @@ from polyfed.engine.method_wrappers import alone
 from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted, kind_and_line, suggest
 from polyfed.testing import fixtures
-from polyfed.testing.fixtures import CLASSES, LABELS, SHORT, SIZES, TinyFederation, draw, received, tiny_model
+from polyfed.testing.fixtures import CLASSES, LABELS, SHORT, SIZES, TinyFederation, draw, received
 from polyfed.testing.kit import ChangedValue, ConformanceKit, NotApplicable, is_fixed, others, replaced, subsets
 from polyfed.testing.observation import AggregationScene, ConformanceError, copy_server
 from polyfed.testing.spy import Spy, logged_seeds
@@ -114,34 +114,6 @@ def declared(kit: ConformanceKit) -> None:
         kit.fail(f"expected a default for every hyperparameter: {error}")
     if replaced(method, no_such_hyperparameter=1) is not None:
         kit.fail("a hyperparameter that does not exist is taken without a word")
-
-
-def refused_before_round_1(kit: ConformanceKit) -> None:
-    """Models and data that do not fit are refused before the first round, with a ConfigError."""
-    needs = kit.method.requirements
-    unfit: dict[str, tuple[bool, list[Callable[[], nn.Module]]]] = {
-        "networks without parts": (_needs_parts(needs), [fixtures.plain_model]),
-        "two architectures": (needs.same_architecture, [lambda: tiny_model(1, 4, 6), lambda: tiny_model(2, 4, 6)]),
-        "two feature widths": (
-            needs.same_feature_dim or needs.same_head,
-            [lambda: tiny_model(1, 4, 6), lambda: tiny_model(1, 4, 7)],
-        ),
-        "one name with two shapes": (needs.shared_shapes, [lambda: tiny_model(1, 4, 6), lambda: tiny_model(1, 5, 6)]),
-        "unequal cuts": (needs.same_cut_shapes, [lambda: tiny_model(1, 4, 6), lambda: tiny_model(1, 5, 6)]),
-    }
-    for what, (matters, builds) in unfit.items():
-        if matters:
-            _must_refuse(kit, what, fixtures.world(builds, 2 * needs.public))
-    if needs.public:
-        _must_refuse(kit, "no public data", kit.usual, public=False)
-
-
-def _must_refuse(kit: ConformanceKit, what: str, tiny: TinyFederation, **options: Any) -> None:
-    try:
-        tiny.federation(kit.method, **options)
-    except ConfigError:
-        return
-    kit.fail(f"it needs {kit.method.requirements}, yet a federation with {what} was not refused")
 
 
 # a run repeats, and only its own random streams are drawn from --------------------------------------------------------
@@ -247,11 +219,6 @@ def any_subset(kit: ConformanceKit) -> None:
                 if name := first_nonfinite(tensors):
                     kit.fail(f"'{name}' is not finite {who}")
             if not chosen:
-                last = scene.after({})
-                for number in after.clients:
-                    a = flatten(messages[number])
-                    b = flatten(kit.method.broadcast(last, number))
-                    kit.same(a, b, f"it is not deterministic {who}")
                 _unmoved(kit, scene, after)
     few = SHORT.model_copy(update={"client_fraction": 0.34, "rounds": 3})
     kit.all_finite(kit.run(training=few), "with two of six clients a round")
@@ -443,29 +410,6 @@ def nan_is_rejected(kit: ConformanceKit) -> None:
         kit.fail("a healthy client did not learn beside one with NaN")
 
 
-def unselected_are_left_alone(kit: ConformanceKit) -> None:
-    """Who is not drawn neither sends nor receives, and stays as it was."""
-    if any(one.who != "selected" for one in kit.method.exchanges(1)):
-        raise NotApplicable("an exchange of every round goes to all clients")
-
-    def look(record: Mapping[str, Any]) -> None:
-        if record["round"] > 1:  # a final round, which may be everybody's
-            return
-        if sorted(map(int, record["bytes_by_client"])) != record["clients"]:
-            kit.fail(f"drawn were {record['clients']}, bytes went to {sorted(record['bytes_by_client'])}")
-        for client in federation.clients:
-            drawn = client.id in record["clients"]
-            if not drawn and (client.weights is not None or client.state):
-                kit.fail(f"client {client.id} changed without being drawn")
-
-    training = Training(rounds=1, batch_size=8, lr=0.1, client_fraction=0.5)
-    federation = kit.usual.federation(kit.method, training, loggers=[look])
-    try:
-        federation.run()
-    except PolyfedError as error:
-        raise ConformanceError(f"{kit.name}: {error}") from error
-
-
 # what outlives a call is in states, which nothing writes into; what crosses is counted --------------------------------
 
 
@@ -591,19 +535,9 @@ def scored_together_alike(kit: ConformanceKit) -> None:
             kit.same(first, other, "its `receive` keeps something of a client's own, and is marked `loads_message`")
 
 
-def bytes_metered(kit: ConformanceKit) -> None:
-    """The bytes in the records are those of the messages, which survive serializing."""
+def messages_survive_their_way(kit: ConformanceKit) -> None:
+    """What arrives is what was sent: messages and their bytes, there and back."""
     kit.no_offense("bytes")
-    if kit.has_frozen_weights:
-        raise NotApplicable("weights that nobody trains are not sent")
-    down, up = kit.observed.bytes_down, kit.observed.bytes_up
-    metered = kit.base.history[0]["bytes_by_client"]
-    for number in down:
-        found = metered[str(number)]
-        if (found["down"], found["up"]) != (down[number], up.get(number, 0)):
-            kit.fail(
-                f"client {number}: metered {found}, the messages have {down[number]} down and {up.get(number, 0)} up"
-            )
 
 
 def expected_bytes(kit: ConformanceKit) -> None:
@@ -810,18 +744,6 @@ def _trainable(federation: Federation) -> set[str]:
 
 
 _ONE = 1  # the client whose data stay as they are
-
-
-def alone_with_one_client(kit: ConformanceKit) -> None:
-    """Where there is one client, alone is the method, bit for bit."""
-    tiny = kit.world(one=True, sizes=SIZES[:1], labels=LABELS[:1])
-    together = kit.runs(tiny)
-    separate = kit.runs(tiny, alone(kit.method))
-    kit.same(
-        fixtures.state(together) | fixtures.predictions(together),
-        fixtures.state(separate) | fixtures.predictions(separate),
-        "with one client, alone is not the method",
-    )
 
 
 def alone_knows_nobody(kit: ConformanceKit) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.methods import InclusiveFL
+from polyfed.methods.inclusivefl import last_blocks
+from polyfed.models import zoo
 from polyfed.testing import Reduction
 from polyfed.testing.fixtures import draw, tiny_model
 from tests.helpers import oracles
@@ -101,6 +104,32 @@ def test_rounds_by_hand(beta, local_last):
 
 
 # the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def zoo_weights(name):
+    with torch.device("meta"):
+        return zoo.build(name, (3, 32, 32), 10).state_dict()
+
+
+def test_last_blocks_of_the_resnets():
+    """ResNet10 has 1 1 1 1 blocks, 14 1 1 2 2, 18 2 2 2 2, 22 2 2 3 3, 26 3 3 3 3."""
+    chain = {14: {3: 0, 4: 0}, 18: {1: 0, 2: 0}, 22: {3: 1, 4: 1}, 26: {1: 1, 2: 1}}
+    small = zoo_weights("resnet10")
+    for depth, stages in chain.items():
+        large = zoo_weights(f"resnet{depth}")
+        found = last_blocks(small, large)
+        assert {tuple(name.split(".")[1:3]) for name in found} == {(f"stage{s}", str(b)) for s, b in stages.items()}
+        for name, names in found.items():
+            stage, block, layer = name.split(".", 3)[1:]
+            halves = block == "0" and stage != "stage1"
+            changes = halves and (layer.startswith(("conv1", "shortcut")))
+            expected = [f"intermediate.{stage}.{int(block) + i}.{layer}" for i in (0, 1)]
+            assert names == ([] if changes else expected)
+            assert all(large[n].shape == small[name].shape for n in names)
+        assert last_blocks(large, small) == {}
+        assert last_blocks(large, large) == {}
+        small = large
+
 
 test_conformance = testing.conformance(
     methods.InclusiveFL(),

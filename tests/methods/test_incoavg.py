@@ -8,8 +8,9 @@ import torch
 
 from polyfed import methods, testing
 from polyfed.core.client import Client
-from polyfed.functional import cross_layer
-from polyfed.methods import InCoAvg
+from polyfed.methods import InCoAvg, incoavg
+from polyfed.methods.incoavg import correct_updates, shallow_references
+from polyfed.models import zoo
 from polyfed.testing import Reduction
 from polyfed.testing.fixtures import draw, tiny_model
 from tests.helpers import oracles
@@ -27,15 +28,22 @@ def played(method, architectures=("blocks1", "blocks2", "blocks3"), sizes=(12, 1
 
 
 def corrected(g_k, g_0):
-    """The update of a deep layer; against NumPy in tests/functional/test_cross_layer.py."""
-    return cross_layer.correct_updates(torch.from_numpy(g_k), torch.from_numpy(g_0)).numpy()
+    """The update of a deep layer, kernel by kernel, as in the authors' code."""
+    found = np.empty_like(g_k)
+    for place in np.ndindex(*g_k.shape[:2]):
+        a, b = g_0[place], g_k[place]
+        theta = min(abs((a * b).sum()) / ((a * a).sum() + 1e-7), incoavg.THETA_MAX)
+        deep, shallow = np.linalg.norm(b), np.linalg.norm(a)
+        turned = (b / deep + theta * a / shallow) * (deep + shallow) / 2 if deep and shallow else b
+        found[place] = np.clip(turned, -incoavg.UPDATE_MAX, incoavg.UPDATE_MAX)
+    return found
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_rounds_by_hand(weighting, monkeypatch):
     sizes = [8, 12, 16]
-    monkeypatch.setattr(cross_layer, "THETA_MAX", 1.5)
-    monkeypatch.setattr(cross_layer, "UPDATE_MAX", 0.02)
+    monkeypatch.setattr(incoavg, "THETA_MAX", 1.5)
+    monkeypatch.setattr(incoavg, "UPDATE_MAX", 0.02)
     method = InCoAvg(weighting=weighting)
     signs = set()
     for round in played(method, sizes=sizes):
@@ -81,6 +89,44 @@ def test_same_shape_corrects_within_each_architecture():
 
 
 # the conformance kit --------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_without_an_update_is_left_alone():
+    g_k, g_0 = 0.01 * torch.randn(2, 2, 2, 3, 3, generator=torch.Generator().manual_seed(0))
+    g_k[0, 0], g_0[1, 1] = 0.0, 0.0
+    found = correct_updates(g_k, g_0)
+    assert torch.isfinite(found).all()
+    assert torch.equal(found[0, 0], g_k[0, 0])
+    assert torch.equal(found[1, 1], g_k[1, 1])
+    assert torch.equal(correct_updates(g_k, 0 * g_0), g_k)
+    assert found.dtype == g_k.dtype
+
+
+def zoo_weights(name):
+    with torch.device("meta"):
+        return zoo.build(name, (3, 32, 32), 10).state_dict()
+
+
+def test_references_of_a_resnet_are_the_first_blocks_second_convolution():
+    weights = zoo_weights("resnet22")
+    found = shallow_references(weights)
+    assert len(found) == 2 * (1 + 1 + 2 + 2)
+    for name, reference in found.items():
+        stage, block = name.split(".")[1:3]
+        assert block != "0"
+        assert reference == f"intermediate.{stage}.0.conv2.weight"
+        assert weights[name].shape == weights[reference].shape
+    assert shallow_references(zoo_weights("resnet10")) == {}
+    assert shallow_references(zoo_weights("fedgh-cnn1")) == {}
+
+
+@pytest.mark.parametrize("kernel", [(1, 3), (3, 1), (2, 2)])
+def test_kernels_of_any_form_are_corrected_and_single_weights_are_not(kernel):
+    weights = {f"s.{block}.conv.weight": torch.zeros(4, 4, *kernel) for block in range(3)}
+    weights |= {f"s.{block}.point.weight": torch.zeros(4, 4, 1, 1) for block in range(3)}
+    weights |= {f"s.{block}.fc.weight": torch.zeros(4, 4) for block in range(3)}
+    assert shallow_references(weights) == {f"s.{block}.conv.weight": "s.0.conv.weight" for block in (1, 2)}
+
 
 test_conformance = testing.conformance(
     methods.InCoAvg(),

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import polyfed
 from polyfed.errors import ConfigError
-from polyfed.functional.cross_layer import blocks
+from polyfed.functional.network_blocks import blocks
 from polyfed.models import SequentialSplit, SplitModel, build, cut_shapes, with_projection
 from polyfed.models.networks.vit import DEPTHS, Attention, Block, vision_transformer
 from polyfed.models.zoo import page, without_memory

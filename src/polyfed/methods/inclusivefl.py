@@ -32,7 +32,7 @@ from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import Method, Requirements, follows_device, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.averaging import weighted_mean
-from polyfed.functional.cross_layer import last_blocks
+from polyfed.functional.network_blocks import blocks
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
@@ -140,3 +140,25 @@ def _keep(server: Server, what: str, architecture: str, tensors: Group) -> None:
     kept = get_group(server.state, what) if what in server.state else {}
     if tensors:  # no empty groups in a state
         server.state[what] = {**kept, **{f"{architecture} {name}": t for name, t in tensors.items()}}
+
+
+def last_blocks(small: Mapping[str, Tensor], large: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """A small network's last blocks, and what they can learn from in a larger one.
+
+    Of every stage in which the larger has more blocks, the tensors of the small network's last block.
+
+    Returns:
+        Name in `small` -> names in `large`: that block and all deeper ones of the stage. None where these are not all
+        of one shape (in a block that halves its input or changes its width).
+    """
+    found: dict[str, list[str]] = {}
+    deeper = blocks(large)
+    for stage, members in blocks(small).items():
+        last = max(members)
+        others = [layers for number, layers in deeper.get(stage, {}).items() if number >= last]
+        if len(others) > 1:
+            for layer, name in members[last].items():
+                names = [layers[layer] for layers in others if layer in layers]
+                alike = len(names) == len(others) and all(large[n].shape == small[name].shape for n in names)
+                found[name] = names if alike else []
+    return found

@@ -18,7 +18,6 @@ from polyfed.core.model_factory import ModelFactory
 from polyfed.core.modules import StateIndex
 from polyfed.core.settings import Training
 from polyfed.engine import checkpoint, weight_store
-from polyfed.engine.forgotten import Forgotten
 from polyfed.engine.snapshot import Snapshot, take_snapshot
 from polyfed.engine.weight_store import RowLayout, WeightStore
 from polyfed.errors import RunError
@@ -219,7 +218,7 @@ def snapshot(rows: WeightStore, number: int = 1) -> Snapshot:
 def test_a_checkpoint_of_other_networks_is_refused(
     tmp_path: Path, owners: list[str], builders: dict[str, Any], said: str
 ) -> None:
-    nobody = Forgotten(FedAvg())
+    nobody = checkpoint.forgetting(FedAvg(), ())
     checkpoint.write(tmp_path, snapshot(made()), {}, lambda number: None, nobody)
     other = ModelFactory({**BUILDERS, **builders}, lambda model, variant: model, 0, torch.device("cpu"))
     told = refusal(lambda: checkpoint.read(tmp_path / "round-000001", len(owners), WeightStore(other, owners), nobody))

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from polyfed.core.message import flatten
 from polyfed.core.method import Method
-from polyfed.engine.forgotten import Forgotten
 from polyfed.engine.plugin import Setup
 from polyfed.engine.run import best_record, early_stop_round, is_best_wanted
 from polyfed.engine.run_facts import made_of, result_of
@@ -44,6 +43,9 @@ from polyfed.records.fields import validated
 from polyfed.records.main_score import main_score_of
 from polyfed.records.read import parse_json, seal, unseal
 from polyfed.records.schema import MadeOf, RunResult
+
+States = dict[str, Any]  # of the "server", of "clients" by number, and "work" under way, as a checkpoint stores them
+Forget = Callable[[States], States]
 
 KEPT = 2
 _WEIGHTS = "weights.safetensors"
@@ -76,18 +78,19 @@ class Checkpointer:
         if setup.folder is not None:
             with explain_disk_errors(setup.folder.path):
                 snapshot = take_snapshot(setup)
-                write(setup.folder.checkpoints, snapshot, made_of(setup), self.best_round, self.forgotten)
+                write(setup.folder.checkpoints, snapshot, made_of(setup), self.best_round, self.forget)
         elif self.best_round(number) == number:
             self._best = take_snapshot(setup)
 
     @property
-    def forgotten(self) -> Forgotten:
-        """The clients that the run folder says are forgotten.
+    def forget(self) -> Forget:
+        """What takes out the clients that the run folder says are forgotten.
 
         Raises:
-            ConfigError: as `Forgotten`.
+            ConfigError: as `forgetting`.
         """
-        return Forgotten.of(self._setup.method, self._setup.folder)
+        folder = self._setup.folder
+        return forgetting(self._setup.method, () if folder is None else folder.forgotten())
 
     def best_round(self, upto: int) -> int | None:
         """The best round so far but for a final one, where its models are wanted."""
@@ -114,7 +117,7 @@ class Checkpointer:
             path = setup.folder.checkpoints / _name(number)
             if not _is_whole(path):
                 raise ConfigError(f"expected a whole checkpoint in {path}, got another")
-            snapshot = read(path, self._clients, setup.store, self.forgotten)
+            snapshot = read(path, self._clients, setup.store, self.forget)
         assert snapshot is not None
         self.go_back(snapshot, list(setup.history))
         return number
@@ -127,7 +130,7 @@ class Checkpointer:
     def latest(self, folder: RunFolder, before: int | None = None) -> Snapshot | None:
         """The last whole checkpoint, or the last one before a round."""
         path = newest(folder.checkpoints, functools.partial(self._expect, folder), before)
-        return None if path is None else read(path, self._clients, self._setup.store, self.forgotten)
+        return None if path is None else read(path, self._clients, self._setup.store, self.forget)
 
     def restore(self) -> int:
         """Go back to the run folder's last checkpoint, or to the start; the number of its round, 0 where there is none.
@@ -145,7 +148,7 @@ class Checkpointer:
                     )
                 folder.rounds(0)
             clients = range(self._clients)
-            server = self.forgotten.server({})
+            server = self.forget({"server": {}, "clients": {}, "work": []})["server"]
             self.go_back(Snapshot(0, server, dict.fromkeys(clients), {number: {} for number in clients}), [])
         elif folder is not None:
             self.go_back(snapshot, folder.rounds(snapshot.round))
@@ -208,13 +211,13 @@ def write(
     snapshot: Snapshot,
     made_of: Mapping[str, Any],
     best: Callable[[int], int | None],
-    forgotten: Forgotten,
+    forget: Forget,
 ) -> None:
     """Write a checkpoint, then drop all but the last `KEPT`, and those of the best rounds up to each of these.
 
     Args:
         made_of: see `RunResult`. best: the best round up to a number; None where none is kept.
-        forgotten: clients of whom nothing is written.
+        forget: takes out clients of whom nothing is written.
     """
     final = folder / _name(snapshot.round)
     if final.exists() and _is_whole(final):
@@ -222,7 +225,7 @@ def write(
     temporary = folder / f".{final.name}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        _fill(temporary, snapshot, made_of, forgotten)
+        _fill(temporary, snapshot, made_of, forget)
         shutil.rmtree(final, ignore_errors=True)  # a damaged one
         temporary.rename(final)
     finally:
@@ -236,7 +239,7 @@ def write(
             shutil.rmtree(other)
 
 
-def _fill(temporary: Path, snapshot: Snapshot, made_of: Mapping[str, Any], forgotten: Forgotten) -> None:
+def _fill(temporary: Path, snapshot: Snapshot, made_of: Mapping[str, Any], forget: Forget) -> None:
     temporary.mkdir(parents=True)
     states = {"server": snapshot.server, "clients": snapshot.states, "work": describe(snapshot.work)}
     rows = {number: row for number, row in snapshot.weights.items() if row is not None}
@@ -248,7 +251,7 @@ def _fill(temporary: Path, snapshot: Snapshot, made_of: Mapping[str, Any], forgo
     metadata = {_ROWS: json.dumps(list(networks.values()))}
     sums = {
         _WEIGHTS: _written(temporary / _WEIGHTS, {str(n): row.bytes for n, row in rows.items()}, metadata),
-        _STATES: _written(temporary / _STATES, *split(_without(states, forgotten))),
+        _STATES: _written(temporary / _STATES, *split(forget(states))),
     }
     _write_index(temporary, {"round": snapshot.round, "made_of": made_of, "sha256": sums})
 
@@ -281,18 +284,18 @@ def newest(folder: Path, expect: Callable[[int], object], before: int | None = N
     return None
 
 
-def read(path: Path, clients: int, store: WeightStore, forgotten: Forgotten) -> Snapshot:
+def read(path: Path, clients: int, store: WeightStore, forget: Forget) -> Snapshot:
     """A checkpoint that is whole.
 
     Args:
-        clients: how many the federation has. store: where their weights go. forgotten: clients of whom nothing is read.
+        clients: how many the federation has. store: where their weights go. forget: takes out clients.
 
     Raises:
         ConfigError: it is of other clients or networks.
     """
     rows: dict[int, WeightRow | None] = dict.fromkeys(range(clients))
     try:
-        stored = _without(_stored(path), forgotten)
+        stored = forget(_stored(path))
         states = {i: stored["clients"].get(str(i), {}) for i in range(clients)}
         for state in (stored["server"], *states.values()):
             flatten(state)  # fails where it is none
@@ -425,6 +428,34 @@ def _code(dtype: torch.dtype) -> str:
 # clients that are forgotten -------------------------------------------------------------------------------------------
 
 
+def forgetting(method: Method, clients: Sequence[int]) -> Forget:
+    """What takes clients out of states, which it gives as they are where nothing of the clients is in them.
+
+    Who is forgotten stands in a file of the run folder, which nothing removes: so nobody comes back with an older
+    checkpoint, or with a run that replaces the present one.
+
+    Raises:
+        ConfigError: there are some, and the method cannot take them out.
+    """
+    if clients:
+        method.remembered({})
+
+    def forget(states: States) -> States:
+        server = functools.reduce(method.forget, clients, states["server"])
+        work = [
+            {**one, "upload": method.forget_upload(one["upload"])} if one["client"] in clients else one
+            for one in states["work"]
+        ]
+        if server is not states["server"]:  # what clients have was made of what it was
+            own = {number: method.forget_at_client(state, server) for number, state in states["clients"].items()}
+            work = [{**one, "state": method.forget_at_client(one["state"], server)} for one in work]
+            return {"server": server, "clients": own, "work": work}
+        is_same = all(new["upload"] is old["upload"] for new, old in zip(work, states["work"], strict=True))
+        return states if is_same else {**states, "work": work}
+
+    return forget
+
+
 def remembered_in(folder: Path, method: Method) -> set[int]:
     """The clients of whose rows something is in the checkpoints that are whole.
 
@@ -439,7 +470,7 @@ def remembered_in(folder: Path, method: Method) -> set[int]:
     return found
 
 
-def purge(folder: Path, forgotten: Forgotten) -> None:
+def purge(folder: Path, forget: Forget) -> None:
     """Take forgotten clients out of all checkpoints; those that are not whole are removed.
 
     Killed meanwhile, it can be done again.
@@ -453,7 +484,7 @@ def purge(folder: Path, forgotten: Forgotten) -> None:
             shutil.rmtree(path)
             continue
         stored = _stored(path)
-        changed = _without(stored, forgotten)
+        changed = forget(stored)
         if changed is not stored:
             _replace(path, changed)
 
@@ -478,21 +509,6 @@ def _all_whole(folder: Path) -> list[Path]:
             f"expected a whole checkpoint in {folder}, got none; what is left of one goes with --overwrite"
         )
     return whole
-
-
-def _without(states: dict[str, Any], forgotten: Forgotten) -> dict[str, Any]:
-    """What a checkpoint stores of states and work, without the forgotten clients; itself where they are not in it."""
-    if not forgotten.clients:
-        return states
-    server = forgotten.server(states["server"])
-    clients = states["clients"]
-    work = [{**one, "upload": forgotten.upload(one["client"], one["upload"])} for one in states["work"]]
-    if server is not states["server"]:  # what clients have was made of what it was
-        clients = {number: forgotten.client(state, server) for number, state in clients.items()}
-        work = [{**one, "state": forgotten.client(one["state"], server)} for one in work]
-    elif all(new["upload"] is old["upload"] for new, old in zip(work, states["work"], strict=True)):
-        return states
-    return {"server": server, "clients": clients, "work": work}
 
 
 def _replace(path: Path, states: Mapping[str, Any]) -> None:

@@ -276,7 +276,7 @@ class Federation(Setup):
         if self.folder is None:
             return self._finished(RunLoop(self).run())
         self.folder.validate(self.settings, resume, overwrite, self.method.planned)
-        _ = self.checkpointer.forgotten  # the method can take them out
+        _ = self.checkpointer.forget  # the method can take clients out, where some are forgotten
         if resume:
             check_made_of(self.folder, self.data_checksum, self.code)
         result = self.folder.finished(self.settings) if resume else None

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from polyfed.config.recipe import Recipe
 from polyfed.engine import checkpoint
-from polyfed.engine.forgotten import Forgotten
 from polyfed.engine.run_folder import RunFolder, explain_disk_errors, lock_folder
 from polyfed.errors import ConfigError
 
@@ -45,5 +44,5 @@ def forget(run: str | Path, client: int, trust: bool = False) -> bool:
             listed = [*listed, client]
             folder.write_forgotten(listed)
         folder.clear_validation()
-        checkpoint.purge(folder.checkpoints, Forgotten(method, listed))
+        checkpoint.purge(folder.checkpoints, checkpoint.forgetting(method, listed))
         return folder.clear_models()

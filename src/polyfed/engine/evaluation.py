@@ -334,29 +334,24 @@ def evaluation_record(
     wanted = score.metrics if score is RMSE else evaluation.metrics  # of numbers always MAE and R2
     asked: dict[str, str | Callable[[Any], float]] = {n: n for n in wanted if n != COUNTS}
     asked |= {name: functools.partial(_measured, name, measure) for name, measure in (measures or {}).items()}
-    values = {number: one.value for number, one in main.items()}
-    clients = [values.get(number, math.nan) for number in range(len(architectures))]
-    return {
-        score.name: _known({stage: summarize(scores, evaluation.weighting) for stage, scores in scored.items()}),
-        f"{score.name}_by_predictor": _known(
-            {
-                stage: {name: summarize(found, evaluation.weighting) for name, found in _by_predictor(scores).items()}
-                for stage, scores in scored.items()
-            }
-        ),
-        f"{score.name}_per_client": [value if _is_defined(value) else None for value in clients],
-        f"{score.name}_per_architecture": _known(
-            {name: summarize(scores, evaluation.weighting) for name, scores in by_architecture.items()}
-        ),
+    values = {number: one.value for number, one in main.items() if _is_defined(one.value)}
+    means = functools.partial(_means, weighting=evaluation.weighting)
+    found = {
+        score.name: means(scored),
+        f"{score.name}_by_predictor": _known({stage: means(_by_predictor(each)) for stage, each in scored.items()}),
+        f"{score.name}_per_client": [values.get(number) for number in range(len(architectures))],
+        f"{score.name}_per_architecture": means(by_architecture),
         "metrics": _known(
             {
-                stage: _known({name: summarize(scores, evaluation.weighting, figure) for name, figure in asked.items()})
-                for stage, scores in scored.items()
+                stage: _known({name: summarize(each, evaluation.weighting, figure) for name, figure in asked.items()})
+                for stage, each in scored.items()
             }
         ),
         "confusion": _summed(main.values()).tolist() if COUNTS in wanted and main else None,
-        **({"accuracy_by_classes": _by_classes(scored, evaluation.weighting)} if evaluation.missing_classes else {}),
     }
+    if evaluation.missing_classes:
+        found["accuracy_by_classes"] = _known({stage: means(_by_classes(each)) for stage, each in scored.items()})
+    return found
 
 
 def _is_defined(value: float) -> bool:
@@ -403,15 +398,14 @@ def validate_metrics(measures: Mapping[str, Measure]) -> dict[str, Measure]:
     return dict(measures)
 
 
-def _by_classes(stages: Mapping[Stage, Sequence[Score]], weighting: str) -> dict[str, Mapping[str, Any]]:
-    """Stage -> "own" and "missing" -> the accuracy on the classes that each client has, and on those that it lacks."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for stage, every in stages.items():
-        own = [score.own or score for score in every]
-        lacking = [score.missing for score in every if score.missing is not None]
-        parts = {"own": summarize(own, weighting), "missing": summarize(lacking, weighting)}
-        found[stage] = _known(parts)
-    return _known(found)
+def _means(groups: Mapping[Any, Sequence[Score]], weighting: str) -> dict[Any, Mapping[str, Any]]:
+    return _known({name: summarize(scores, weighting) for name, scores in groups.items()})
+
+
+def _by_classes(scores: Sequence[Score]) -> dict[str, list[Score]]:
+    """On the classes that each client has, and on those that it lacks."""
+    missing = [score.missing for score in scores if score.missing is not None]
+    return {"own": [score.own or score for score in scores], "missing": missing}
 
 
 def _by_predictor(scores: Iterable[Score]) -> dict[str, list[Score]]:
@@ -442,5 +436,5 @@ def _summed(scores: Collection[Score]) -> Tensor:
     return whole
 
 
-def _known(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def _known(entries: Mapping[Any, Mapping[str, Any]]) -> dict[Any, Mapping[str, Any]]:
     return {name: entry for name, entry in entries.items() if entry}

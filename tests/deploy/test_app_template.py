@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import runpy
 import shlex
 import shutil
 import tomllib
@@ -64,13 +63,6 @@ def test_flowers_part_of_pyproject(app: Path) -> None:
         module, _, name = reference.partition(":")
         assert (app / f"{module}.py").exists()
         assert name in names
-
-
-def test_the_apps_two_halves_are_made(app: Path) -> None:
-    """By the names under which polyfed has them now; a whole deployment is a slow test."""
-    pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
-    made = runpy.run_path(str(app / "federated_app.py"))
-    assert [type(made[half]).__name__ for half in ("server_app", "client_app")] == ["ServerApp", "ClientApp"]
 
 
 def test_nobody_but_nodes_comes_in_from_elsewhere(app: Path) -> None:

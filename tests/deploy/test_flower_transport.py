@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polyfed.config.recipe import Recipe
-from polyfed.deploy import SHORTEST, flower_transport
+from polyfed.deploy import flower_transport
 from polyfed.deploy.flower_transport import FlowerTransport, RunConfig, answering, make_server_app
 from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
@@ -107,16 +107,6 @@ def test_both_apps_give_the_run_of_one_process(small: int, tmp_path: Path, monke
     result = folder.read_result()
     assert result is not None
     same(recipe, Run(result, History(folder.rounds(2)), {}, folder.path, {}), tmp_path)
-
-
-@WITH_FLOWER
-def test_an_answer_that_is_not_all_there_is_asked_for_again_soon() -> None:
-    """Flower announces it first; its grid waits a second, by a default that it gives no other place for."""
-    from flwr.superlink.grid import http_grid
-
-    make_server_app(recipe_of("local"))
-    assert http_grid.pull_objects.keywords == {"initial_backoff": SHORTEST}
-    assert "pull_objects" in http_grid.HttpGrid.pull_messages.__code__.co_names
 
 
 @WITH_FLOWER

@@ -74,6 +74,7 @@ class NodeExecutor(Executor):
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
         self._registry.event_log.round = self.federation.server.round
+        self._registry.poll()  # nodes may have been started again
         answers = self._ask({job.client.id: self._envelope(job) for job in jobs}, done)
         return [self.read_outcome(job, answers[job.client.id]) for job in jobs]
 

@@ -16,8 +16,6 @@ from polyfed.config.recipe import Recipe
 from polyfed.data.transforms import Prepare
 from polyfed.deploy import wait_on
 from polyfed.deploy.protocol import ClientHello, Envelope, NodeError, TaskRequest, other_classes, parse, shared_config
-from polyfed.engine.plugin import Plugin
-from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import append_line, atomic_write, explain_disk_errors
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.records.read import parse_json
@@ -283,18 +281,3 @@ class NodeRegistry:
     def task_facts(self) -> Mapping[str, Any]:
         """The facts of every task: the experiment, the settings."""
         return {"experiment": self.event_log.experiment, "settings": self._settings}
-
-
-class NodePresence(Plugin):
-    """Looks before every round for nodes that were started again."""
-
-    name = "nodes"
-
-    def __init__(self, registry: NodeRegistry) -> None:
-        super().__init__()
-        self._registry = registry
-
-    def select(self, round: Round) -> None:
-        """Greet them."""
-        if not round.final:
-            self._registry.poll()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyfed.config.recipe import Recipe
 from polyfed.core.model_factory import Builder
 from polyfed.data.samples import LabeledSamples
-from polyfed.deploy.protocol import ClientHello
+from polyfed.deploy.protocol import ClientHello, other_classes
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import network_builder
@@ -96,29 +96,34 @@ def placeholder_builder(hello: ClientHello, recipe: Recipe, classes: int) -> Bui
     return builder_of(hello.architecture, hello, recipe, classes)
 
 
-def check_size(hello: ClientHello, first: ClientHello, recipe: Recipe, classes: int) -> None:
-    """Check that the server can hold a client's inputs, and the network that it builds for it.
+def check_fit(hello: ClientHello, first: ClientHello, recipe: Recipe, classes: int) -> None:
+    """Check that a client's task is that of the first, and that the server can hold its inputs and its network.
 
     Networks are weighed without being built. Where one cannot be, inputs are the measure.
 
-    Args:
-        first: of the first client, the measure.
-
     Raises:
-        ConfigError: it cannot, or there is no such network for such inputs.
+        ConfigError: it does not fit, or there is no such network for such inputs; says which client's.
     """
+    who = f"client {hello.client}"
+    if recipe.data.test == "global" and hello.test != first.test:
+        raise ConfigError(f"{who}: expected the {first.test} test rows of everybody, got {hello.test}")
+    if hello.class_names != first.class_names:
+        raise ConfigError(f"{who}: {other_classes(first.class_names, hello.class_names)}")
     inputs = _input_size(hello)
     most_inputs = max(_SMALL_INPUT, _TIMES * _input_size(first))
     if inputs > most_inputs:
-        raise ConfigError(f"expected inputs of at most {most_inputs} numbers, got {inputs}")
-    size = _size(hello, recipe, classes) if can_build(hello, recipe) else 0
+        raise ConfigError(f"{who}: expected inputs of at most {most_inputs} numbers, got {inputs}")
+    try:
+        size = _size(hello, recipe, classes) if can_build(hello, recipe) else 0
+    except ConfigError as error:
+        raise ConfigError(f"{who}: {error}") from None
     if size <= _SMALL:
         return
     usual = [first.model_copy(update={"architecture": name}) for name in recipe.models.architectures]
     most = min(_LARGEST, max(_SMALL, _TIMES * max(_size(one, recipe, classes) for one in usual)))
     if size > most:
         raise ConfigError(
-            f"expected a network of at most {most} numbers, got '{hello.architecture}' for "
+            f"{who}: expected a network of at most {most} numbers, got '{hello.architecture}' for "
             f"inputs {tuple(hello.shape)} with {size}; the recipe's models.architectures set the measure"
         )
 

@@ -21,17 +21,17 @@ from polyfed.core.model_factory import BY_SIZE, Builder
 from polyfed.core.modules import as_split_model
 from polyfed.data.transforms import Prepare
 from polyfed.deploy.node_executor import NodeExecutor
-from polyfed.deploy.node_registry import EVENT_LOG, LARGEST_ANSWER, EventLog, NodePresence, NodeRegistry, Transport
+from polyfed.deploy.node_registry import EVENT_LOG, LARGEST_ANSWER, EventLog, NodeRegistry, Transport
 from polyfed.deploy.placeholders import (
     UNSEEN,
     RemoteStore,
     builder_of,
     can_build,
-    check_size,
+    check_fit,
     placeholder_builder,
     placeholder_samples,
 )
-from polyfed.deploy.protocol import ClientHello, other_classes
+from polyfed.deploy.protocol import ClientHello
 from polyfed.engine.executors.executor import Executor
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.method_wrappers import preview
@@ -79,16 +79,7 @@ class DeployedFederation(Federation):
         names = first.class_names
         outputs = len(names) or 1  # a number, where there are no classes
         for hello in hellos:
-            if recipe.data.test == "global" and hello.test != first.test:
-                raise ConfigError(
-                    f"client {hello.client}: expected the {first.test} test rows of everybody, got {hello.test}"
-                )
-            if hello.class_names != names:
-                raise ConfigError(f"client {hello.client}: {other_classes(names, hello.class_names)}")
-            try:
-                check_size(hello, first, recipe, outputs)
-            except ConfigError as error:
-                raise ConfigError(f"client {hello.client}: {error}") from None
+            check_fit(hello, first, recipe, outputs)
         self.unseen = {hello.architecture for hello in hellos if not can_build(hello, recipe)}
         candidates = auxiliary_candidates(method)
         builders: dict[str, Builder] = {name: builder_of(name, first, recipe, outputs) for name in candidates}
@@ -109,7 +100,7 @@ class DeployedFederation(Federation):
             method,
             recipe.training,
             recipe.evaluation,
-            plugins=[*recipe.build_plugins(), NodePresence(registry)],
+            plugins=recipe.build_plugins(),
             task=Task(
                 classes=len(names),
                 class_names=names,

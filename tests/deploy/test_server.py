@@ -369,7 +369,7 @@ def test_nodes_have_rows_of_their_own_with_unlike_classes_and_categories(tmp_pat
 )
 def test_noise_is_drawn_from_a_nodes_secret(tmp_path: Path, privacy: Mapping[str, float]) -> None:
     """The secret is sent nowhere. Without one, noise comes from the run's seed (the test of all settings above)."""
-    recipe = recipe_of("fedavg", **ONE, data={"limit_train": 60}, training={"rounds": 1}, privacy=privacy)
+    recipe = recipe_of("fedavg", **ONE, data={"limit_train": 60}, privacy=privacy)  # two rounds: a loss tells
     secret = tmp_path / "node-1" / "noise.secret"
 
     def history(out: str) -> list[dict[str, Any]]:
@@ -378,7 +378,7 @@ def test_noise_is_drawn_from_a_nodes_secret(tmp_path: Path, privacy: Mapping[str
         known = secret.read_bytes()
         assert not any(known in envelope.body or known.hex() in repr(envelope.facts) for _, envelope in wire.sent)
         assert not any(known in path.read_bytes() for path in (tmp_path / out).rglob("*") if path.is_file())
-        assert [record["dropped"] for record in run.history] == [[]]
+        assert not any(record["dropped"] for record in run.history)
         return comparable(run.history)
 
     first = history("first")

@@ -157,18 +157,6 @@ def test_global_test_without_an_official_side_is_a_stratified_part() -> None:
     assert train == pytest.approx(8 / 9 * 4050, abs=20)
 
 
-def test_caps_keep_the_skew() -> None:
-    source = numbered(500, None)
-    whole = deal(source, num_clients=5, partition="dirichlet")
-    capped = deal(source, num_clients=5, partition="dirichlet", max_train_per_client=100, max_test_per_client=20)
-    check(capped, source)
-    for full, small in zip(whole.clients, capped.clients, strict=True):
-        for a, b, cap in ((full.train, small.train, 100), (full.test, small.test, 20)):
-            assert len(b) == min(cap, len(a))
-            assert set(ids(b)) <= set(ids(a))
-            assert (np.abs(counts(b) - counts(a) * (len(b) / len(a))) <= 1).all()
-
-
 DEALS: dict[str, dict[str, Any]] = {
     "iid": {},
     "dirichlet": {"dirichlet_alpha": 1.0},

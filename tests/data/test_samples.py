@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -22,10 +19,8 @@ from polyfed.data.classes import remarks
 from polyfed.data.datasets import from_tensors, load_dataset
 from polyfed.data.samples import LabeledSamples, from_dataset
 from polyfed.errors import ConfigError
-from polyfed.experiments.estimate import check
 from tests.helpers.refusals import refusal
 from tests.helpers.small_data import encode, put, some_images, write_parquet
-from tests.helpers.told import Told
 
 
 class Items(Dataset[Any]):
@@ -55,7 +50,6 @@ def test_tensors_arrays_numbers_and_every_kind_of_label() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 5), (4, 5, 3)])
 def test_pillow_images(shape: tuple[int, ...]) -> None:
-    from PIL import Image
 
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     read = from_dataset(Items((Image.fromarray(pixels), 1)))
@@ -66,7 +60,6 @@ def test_pillow_images(shape: tuple[int, ...]) -> None:
 def test_a_data_set_of_hugging_face() -> None:
     datasets = pytest.importorskip("datasets")
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    from PIL import Image
 
     features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
     rows = {"img": [Image.fromarray(image) for image in pixels], "label": [1, 0]}
@@ -124,18 +117,6 @@ def test_arrays_and_data_sets(given: object) -> None:
     """A row of labels for every input."""
     with pytest.raises(ConfigError, match=PROBLEM):
         pf.from_tensors(given)
-
-
-@pytest.mark.parametrize("column", ["img", "text"])
-def test_lists_in_parquet_files(tmp_path: Path, column: str) -> None:
-    """Of images and of texts."""
-    stream = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(stream, "PNG")
-    cell = stream.getvalue() if column == "img" else "a text"
-    (tmp_path / "mine").mkdir()
-    pq.write_table(pa.table({column: [cell] * 2, "label": [[0, 1], [1]]}), tmp_path / "mine" / "train.parquet")
-    with pytest.raises(ConfigError, match=PROBLEM):
-        load_dataset("mine", tmp_path, label_column="label", text_column="text" if column == "text" else None)
 
 
 @pytest.mark.parametrize(("scale", "offset", "told"), [(50.0, 0.0, False), (1e3, 0, True), (1, 1e5, True)])
@@ -218,35 +199,6 @@ def test_remarks_on_classes() -> None:
     (line,) = remarks(names, {0}, set(range(40)))
     assert line.startswith("classes with test rows that nobody trains on (39): 1 (kind 1), 2 (kind 2), ")
     assert line.endswith(", 12 (kind 12) and 27 more")
-
-
-@pytest.fixture
-def stray(tmp_path: Path) -> pf.Recipe:
-    """Two classes and a stray label of a million in training, and a label of 7 in the test side alone."""
-    rows = [f"{n},{n % 5},{n % 2}" for n in range(40)]
-    put(tmp_path / "table" / "train.csv", "\n".join(["a,b,label", *rows, "41,1,1000000"]) + "\n")
-    put(tmp_path / "table" / "test.csv", "\n".join(["a,b,label", *rows[:10], "42,1,7"]) + "\n")
-    data = {
-        "dataset": f"csv:{tmp_path / 'table'}",
-        "num_clients": 2,
-        "partition": "iid",
-        "test": "global",
-        "split": "official",
-    }
-    models = {"architectures": ["mlp-64-32"]}
-    rest = {"models": models, "method": {"name": "local"}, "training": {"rounds": 1, "batch_size": 8}}
-    return pf.Recipe.from_dict({"data": data, **rest})
-
-
-ODD = ["classes with test rows that nobody trains on (1): 2 (7)"]
-
-
-def test_a_run_and_a_check_say_what_is_odd(stray: pf.Recipe) -> None:
-    hears = Told()
-    pf.run(stray, loggers=[hears])
-    assert hears.messages == ODD
-    found = check(stray)
-    assert list(found.remarks) == ODD
 
 
 def test_samples_stay_in_main_memory_where_a_gpu_has_not_the_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,16 +196,3 @@ def test_a_broken_stream_never_stops_a_run(terminal: bool) -> None:
         stream.close()
         drive(console, clock, seconds=1.0)
         console.message("more")
-
-
-def test_dumb_terminals_get_plain_lines_and_standard_error_is_the_default(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    stream, clock = Terminal(), Clock()
-    drive(Console(stream=stream, clock=clock), clock, seconds=2.0)
-    assert "\x1b" not in stream.getvalue()
-    drive(Console(clock=clock), clock, seconds=2.0)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "fedgh: done" in captured.err

@@ -14,8 +14,7 @@ from polyfed.cli import app as cli
 from polyfed.core.client import Client
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Output
-from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.loggers.base import check_installed
+from polyfed.errors import RunInterrupted
 from polyfed.loggers.tensorboard import TensorBoard
 from polyfed.methods import FedAvg
 from polyfed.testing.fixtures import SHORT, draw, tiny_model
@@ -99,14 +98,6 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert cli.status(["run", recipe, "--out", str(tmp_path / "other"), "--logger", "tensorbord"]) == 2
     names = "'tensorboard', 'mlflow' or 'wandb'"
     assert f"expected {names}, got 'tensorbord'; did you mean 'tensorboard'?" in capsys.readouterr().err
-
-
-def test_a_mere_folder_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a run folder, which has one for each of its loggers."""
-    (tmp_path / "curvesboard").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"expected the package curvesboard, which is not installed"):
-        check_installed("curvesboard")
 
 
 def test_every_run_of_a_sweep_has_its_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -73,21 +72,6 @@ def test_a_harcnns_features_are_its_convolutions_averaged(stride: int, width: in
         assert torch.equal(model.represent(x), expected)
         assert torch.equal(model(x), model.head(expected))
     assert model.feature_dim == width
-
-
-def test_resnets_are_one_network_ended_earlier() -> None:
-    shapes = [{n: t.shape for n, t in build(f"resnet{d}", (3, 32, 32), 10).state_dict().items()} for d in (4, 6, 8, 10)]
-    for smaller, larger in itertools.pairwise(shapes):
-        assert {n: s for n, s in smaller.items() if "head" not in n}.items() < larger.items()
-
-
-def test_series_of_the_least_length_leave_one_step() -> None:
-    length = 1  # the convolutions of two blocks have 9 steps and move by 3; each block halves what comes out
-    for _ in range(2):
-        length = (2 * length - 1) * 3 + 9
-    assert build("harcnn2-s3", (9, length), 6)(torch.zeros(1, 9, length)).shape == (1, 6)
-    with pytest.raises(ConfigError, match=f"at least {length} steps"):
-        build("harcnn2-s3", (9, length - 1), 6)
 
 
 @pytest.mark.parametrize("name", [*TEXTS, "fedhenn-lstm1", "fedhenn-lstm2", "text-transformer"])

@@ -11,7 +11,7 @@ import typer
 
 from polyfed.cli.options import AsJson
 from polyfed.cli.output import print_json, print_text, terminal_width
-from polyfed.errors import ConfigError, MissingPackage
+from polyfed.errors import ConfigError
 from polyfed.registry import METHODS, MODELS, suggest
 
 
@@ -84,19 +84,9 @@ def models(
     if name is None:
         _show([zoo.page(one) for one in MODELS], of_models, json)
     elif name in GROUPS:
-        _show([_member(one) for one in GROUPS[name]], of_group, json)
+        _show([zoo.page(one) for one in GROUPS[name]], of_group, json)
     else:
         _show(zoo.page(name), of_model, json)
-
-
-def _member(name: str) -> dict[str, Any]:
-    """A network of a group. problem: why its sizes are not known, where its package is not installed."""
-    from polyfed.models import zoo
-
-    try:
-        return zoo.page(name) | {"problem": None}
-    except MissingPackage as error:
-        return {"name": name, "parameters": None, "feature_dim": None, "problem": str(error)}
 
 
 def datasets(

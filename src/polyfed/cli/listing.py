@@ -41,11 +41,7 @@ def of_models(rows: Sequence[Mapping[str, Any]], width: int) -> str:
 
 def of_group(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     """The networks of a group, as `polyfed.models.zoo.page` describes them: client k gets the (k mod A)th."""
-    table = _sizes(rows)
-    known = next((row for row in rows if row["parameters"] is not None), None)
-    below = [] if known is None else [_input(known["in_shape"], known["classes"])]
-    below += dict.fromkeys(row["problem"] for row in rows if row["problem"])
-    return "\n".join([_rendered(table, width), "", *(line for text in below for line in textwrap.wrap(text, width))])
+    return "\n".join([_rendered(_sizes(rows), width), "", _input(rows[0]["in_shape"], rows[0]["classes"])])
 
 
 def _sizes(rows: Sequence[Mapping[str, Any]]) -> Table:

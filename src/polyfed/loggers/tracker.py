@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import math
 import re
 import tomllib
 import warnings
@@ -19,7 +20,6 @@ from typing import Any, ClassVar
 from polyfed.errors import ConfigError
 from polyfed.escaping import one_line
 from polyfed.loggers.base import check_installed
-from polyfed.loggers.curves import curves
 from polyfed.records.main_score import main_score_of
 from polyfed.records.read import flat_table, unseal
 
@@ -125,3 +125,19 @@ class Tracker(abc.ABC):
         if record["round"] > self._last:
             self.log(curves(record), record["round"])
             self._last = record["round"]
+
+
+def curves(record: Mapping[str, Any]) -> dict[str, float]:
+    """Name -> value: each finite number is named after its place in the record.
+
+    Lists, and what is told client by client, have no curves.
+
+    >>> curves({"round": 1, "train_loss": 0.5, "accuracy": {"personal": {"mean": 0.25}}, "clients": [0, 2]})
+    {'train_loss': 0.5, 'accuracy/personal/mean': 0.25}
+    """
+    shown = {key: value for key, value in record.items() if key != "round" and "_client" not in key}
+    return {
+        name: float(value)
+        for name, value in flat_table(shown, "/").items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from polyfed.errors import ConfigError
+from polyfed.registry import EXECUTORS, LOGGERS
 
 DEVICES = "cpu, or an NVIDIA GPU: cuda, the second cuda:1"
 
@@ -36,16 +37,16 @@ Workers = Annotated[
 ]
 Executor = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME", help="Who does the clients' work: auto, serial, processes, vectorized, ray [the recipe's]."
-    ),
+    typer.Option(metavar="NAME", help=f"Who does the clients' work: {', '.join(EXECUTORS)} [the recipe's]."),
 ]
 TargetAccuracy = Annotated[
     str | None, typer.Option(metavar="SHARE", help="Also what it took to reach an accuracy: 0.6 or '60 %'.")
 ]
 Loggers = Annotated[
     list[str] | None,
-    typer.Option("--logger", metavar="NAME", help="Live curves: tensorboard, mlflow or wandb. May be repeated."),
+    typer.Option(
+        "--logger", metavar="NAME", help=f"Live curves: {', '.join(sorted({*LOGGERS} - {'console'}))}. May be repeated."
+    ),
 ]
 Trust = Annotated[
     bool,

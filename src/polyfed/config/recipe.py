@@ -44,7 +44,7 @@ from polyfed.config.resolve import (
     without_labels,
 )
 from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, Pretraining, RunSettings
-from polyfed.core.settings import Evaluation, Personalization, Privacy, Settings, Training
+from polyfed.core.settings import Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
 from polyfed.engine.method_wrappers import adapted, alone, personalized
 from polyfed.engine.plugin import Plugin
@@ -197,14 +197,8 @@ class Recipe(Settings):
         table = self.methods.get(name, MethodChoice(name=name))
         own = self._own or self.method
         if own.name == name:
-            hyperparameters = join(table.hyperparameters, own.hyperparameters)
-            table = MethodChoice(
-                name=table.name,
-                alone=table.alone or own.alone,
-                adapters=own.adapters or table.adapters,
-                personalize=own.personalize or table.personalize,
-                **hyperparameters,
-            )
+            both = join(table.model_dump(exclude_defaults=True), own.model_dump(exclude_defaults=True))
+            table = MethodChoice.model_validate({**both, "name": table.name})
         return self._with_method(table, name)
 
     def choose_alone(self, name: str) -> Recipe:
@@ -315,41 +309,27 @@ class Recipe(Settings):
             if choice.adapters is not None:
                 method = adapted(method, choice.adapters)
             if choice.personalize is not None:
-                method = self._personalized(method, choice.personalize)
+                if self.evaluation.stage is not None:
+                    raise ConfigError(
+                        f"personalize: expected no evaluation.stage, as '{choice.personalize}' says what is scored, "
+                        f"got '{self.evaluation.stage}'"
+                    )
+                method = personalized(method, choice.personalize)
         except ConfigError as problem:
             raise ConfigError(f"{place}.{problem}") from None
         if choice.alone and not has_upload(method):
             raise ConfigError(f"{place}.alone does nothing with method '{choice.name}', which uploads nothing")
         return alone(method) if choice.alone else method
 
-    def _personalized(self, method: Any, how: Personalization) -> Any:
-        """The method, scored by what a client makes of what it receives.
-
-        Raises:
-            ConfigError: what is scored is said already; or as for `personalized`.
-        """
-        if self.evaluation.stage is not None:
-            raise ConfigError(
-                f"personalize: expected no evaluation.stage, as '{how}' says what is scored, got "
-                f"'{self.evaluation.stage}'"
-            )
-        return personalized(method, how)
-
     def to_dict(self) -> dict[str, Any]:
         """The resolved settings as TOML has them: every hyperparameter, no None, no ``[methods]``, no key without
         effect.
         """
         settings = self.model_dump(exclude={"methods"}, exclude_none=True)
-        settings["method"] = {"name": self.method.name, **copy.deepcopy(self._hyperparameters)}
-        if self.method.alone:
-            settings["method"]["alone"] = True
-        if self.method.personalize is not None:
-            settings["method"]["personalize"] = self.method.personalize
-        if self.method.adapters is not None:
-            settings["method"]["adapters"] = self.method.adapters.model_dump()
-        optional = ("availability", "privacy", "compression", "robust_aggregation", "adversaries", "devices")
-        for section in ("data", "pretraining", "training", "evaluation", *optional, "run"):
-            settings[section] = getattr(self, section).effective()
+        own = settings["method"]
+        further = {key: own[key] for key in ("alone", "personalize", "adapters") if own.get(key)}
+        settings["method"] = {"name": self.method.name, **copy.deepcopy(self._hyperparameters), **further}
+        settings |= {section: getattr(self, section).effective() for section in SECTIONS if section != "models"}
         settings["run"].pop("modules", None)
         folders = folders_of(texts(settings), self._beside)
         if folders:

@@ -193,42 +193,25 @@ def _read_side(parts: Sequence[Part], columns: Columns, shape: torch.Size | None
 
     shape: (C, H, W) that the images must have; None for that of the first.
     """
-    total = sum(part.rows for part in parts)
-    first = parts[0].where
-    if total < 1:
-        raise ConfigError(f"expected at least one row in {first}, got an empty file")
-    pixels: torch.Tensor | None = None
+    images: list[torch.Tensor] = []
     labels: list[NDArray[Any]] = []
-    row = 0
     for part in parts:
-        start = row
+        start = len(images)
         for cells, marks in part.filled(columns):
             labels.append(_label_values(marks, columns.label, part.where))
             for cell in cells:
-                place = f"row {row - start} of {part.where}"
+                place = f"row {len(images) - start} of {part.where}"
                 image = decode(cell["bytes"] if isinstance(cell, dict) else cell, place)
                 shape = shape or image.shape
-                pixels = _room((total, *shape), first) if pixels is None else pixels
                 if image.shape != shape:
                     raise ConfigError(
                         f"expected every image to have {_words(shape)}, as the first one has, got "
                         f"{_words(image.shape)} in {place}"
                     )
-                if row == total:
-                    raise ConfigError(f"expected {total} rows, as the files say, got more from {first}")
-                pixels[row] = image
-                row += 1
-    if pixels is None or row != total:
-        raise ConfigError(f"expected {total} rows, as the files say, got {row} from {first}")
-    return pixels, np.concatenate(labels)
-
-
-def _room(shape: tuple[int, ...], where: object) -> torch.Tensor:
-    """Memory for images (N, C, H, W); N is what the files say."""
-    try:
-        return torch.empty(shape, dtype=torch.uint8)
-    except (MemoryError, RuntimeError):
-        raise ConfigError(f"expected images for which there is memory, got {shape[0]} rows, as {where} says") from None
+                images.append(image)
+    if not images:
+        raise ConfigError(f"expected at least one row in {parts[0].where}, got an empty file")
+    return torch.stack(images), np.concatenate(labels)
 
 
 def _words(shape: Sequence[int]) -> str:

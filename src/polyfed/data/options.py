@@ -18,7 +18,7 @@ from polyfed.validation.settings import Settings
 OF_FILES = ("label_column", "columns")
 OF_TEXTS = ("text_column", "vocab_size", "max_length", "word_vectors", "tokens")
 OF_TABLES = (*OF_FILES, "feature_columns", "category_columns", "categories", "missing_values")
-PARTITION = "'iid', 'dirichlet', 'quantity', 'by_class' or 'by_group'"
+PARTITION = ", ".join(f"'{name}'" for name in PARTITIONS)
 _OF_ANY = ("dataset", "root", "image_size", "task", "beside")  # keys that no data set refuses as such
 _SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
 _BY_CLASS = ActsWith("partition", ("by_class",))

@@ -31,7 +31,6 @@ from polyfed.registry import suggest
 Rows = NDArray[np.int64]
 Generators = Callable[[str], np.random.Generator]  # purpose of a draw -> generator
 
-CLASS_ASSIGNMENTS = ("round_robin", "shards", "shamsian")
 _LOWEST_SHARE = 0.4  # bounds of the uniform draws behind a class's shares (Shamsian et al. 2021)
 _HIGHEST_SHARE = 0.6
 _TRIES = 1000  # draws of a Dirichlet partition
@@ -218,12 +217,10 @@ def by_class(
     check_integer("classes_per_client", classes_per_client, 1)
     if classes_per_client > class_count:
         raise ConfigError(f"expected classes_per_client of at most {class_count} classes, got {classes_per_client}")
-    if class_assignment not in CLASS_ASSIGNMENTS:
-        raise ConfigError(
-            f"unknown class_assignment '{class_assignment}'{suggest(str(class_assignment), CLASS_ASSIGNMENTS)}"
-        )
-    deal = {"round_robin": _round_robin, "shards": _shards, "shamsian": _shamsian}[class_assignment]
-    rows, shares_KC = deal(labels, clients, rng, classes_per_client, class_count)
+    deals = {"round_robin": _round_robin, "shards": _shards, "shamsian": _shamsian}
+    if class_assignment not in deals:
+        raise ConfigError(f"unknown class_assignment '{class_assignment}'{suggest(str(class_assignment), deals)}")
+    rows, shares_KC = deals[class_assignment](labels, clients, rng, classes_per_client, class_count)
     for client, mine in enumerate(rows):
         if len(mine) == 0:
             raise ConfigError(

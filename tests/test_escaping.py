@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
+from polyfed.report.results_page import write_results
 
 import polyfed as pf
 from polyfed.cli import app as cli
@@ -21,7 +22,6 @@ from polyfed.escaping import csv_text, markdown_text, visible, without_passwords
 from polyfed.loggers.console import Console
 from polyfed.places import without_places
 from polyfed.records.read import seal, unseal
-from polyfed.report.results_page import write_results
 from tests.helpers.small_recipe import small_recipe
 
 ESC = "\x1b[31m\x1b]0;owned\x07"

@@ -23,6 +23,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from polyfed.report.results_page import write_results
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import from_bytes, to_bytes
@@ -35,7 +36,6 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load, predict
 from polyfed.experiments.run import run
 from polyfed.records.read import seal
-from polyfed.report.results_page import write_results
 from polyfed.report.run_records import load_runs
 from tests.fuzzing.guard import harmless_folder
 from tests.fuzzing.strategies import PICKLES, altered, altered_head, archive, array_files, damaged

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from polyfed.cli import app as cli
-from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import ConfigError, RunError, RunInterrupted
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments import benchmark as module
 from polyfed.experiments.benchmark import Benchmark, benchmark
 from polyfed.experiments.sweep import Sweep
@@ -370,20 +369,3 @@ def test_a_method_whose_trials_fail_does_not_keep_the_others_from_running(
     assert found.failures == {"short, tuning: header_lr=0, seed 7": "no"}
     assert [row.name for row in found.settings[0].rows] == ["local", "fedproto"]
     assert "Not begun: long." in (tmp_path / "out/results/benchmark.md").read_text()
-
-
-def test_a_trial_that_fails_on_its_way_leaves_the_choice_to_the_others(
-    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append = RunFolder.append
-
-    def fail(folder: RunFolder, record: Any) -> None:
-        if "header_lr=1" in str(folder.path) and record["round"] == 2:
-            raise RunError("no space")
-        append(folder, record)
-
-    monkeypatch.setattr(RunFolder, "append", fail)
-    found = benchmark(suite, tmp_path / "out", settings=["long"], methods=["fedgh"])
-    assert found.failures == {"long, tuning: header_lr=1, seed 7": "no space"}
-    assert found.settings[0].tuning["fedgh"].chosen == {"header_lr": 0.0}
-    assert [row.name for row in found.settings[0].rows] == ["local", "fedgh"]

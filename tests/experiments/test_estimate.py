@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -147,13 +146,6 @@ def test_the_page_and_its_json(recipe: Path, capsys: pytest.CaptureFixture[str])
 PAGE = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
 COMMANDS = re.search(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL)[1].splitlines()  # type: ignore[index]
 SMALL = ["--set", "data.limit_train=500", "--set", "data.min_samples=5"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line", COMMANDS)
-def test_the_commands_of_the_page(line: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert status([*shlex.split(line)[1:], *SMALL]) == 0
 
 
 def test_the_table_stays_readable_with_many_clients_and_classes(recipe: Path) -> None:

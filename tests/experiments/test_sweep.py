@@ -87,16 +87,6 @@ def test_what_is_no_setting_is_refused(text: str) -> None:
 # ---- the grid ----
 
 
-def test_only_the_best_of_the_first_seed_go_on_with_the_others(tiny: Path) -> None:
-    settings = {"training.lr": [0.1, 0.2, 0.0], "training.rounds": 1, "data.split": "6:2:2"}
-    done = sweep(tiny, settings, method="local", seeds=[1, 2], out="race", race=2)
-    first = {name: run_of(f"race/{name}/seed-1")["validation"] for name in ("lr=0.1", "lr=0.2", "lr=0")}
-    ahead = sorted(first, key=lambda name: -first[name])[:2]
-    assert made("race") == sorted([*(f"{name}/seed-1" for name in first), *(f"{name}/seed-2" for name in ahead)])
-    assert done.chosen is not None
-    assert f"lr={done.chosen['training.lr']:g}" in ahead
-
-
 def test_local_goes_on_beside_those_that_are_ahead(tiny: Path) -> None:
     settings = {"training.lr": [0.1, 0.0], "training.rounds": 1, "data.split": "6:2:2"}
     done = sweep(tiny, settings, method="fedgh", seeds=[1, 2], out="beside", race=1)

@@ -79,14 +79,6 @@ def test_the_lowest_error_is_the_best() -> None:
     assert "+0.1000" in lines(page, "below")[-1], "0.1 less than Local is a gain"
 
 
-def test_what_was_tried_and_chosen_is_told() -> None:
-    grid = {"tried": {"rate": [0.1, 1.0], "how": ["a", "b"], "steps": [1, 2]}, "seeds": [7], "widened": {"rate": 10.0}}
-    tuning = {"above": grid | {"chosen": {"rate": 1.0, "how": "a", "steps": 1}}}
-    found = validated(SettingResult, setting("one", "accuracy").model_dump() | {"tuning": tuning})
-    page = to_markdown("Tuned", [found], {})
-    assert "| above | rate 0.1, 1, 10; how a, b; steps 1, 2 | rate 1; how a; steps 1 |" in page
-
-
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     spent = {
         "one": ProcessorTime(tuning={"above": 2.0, "below": 0.5}, runs={"above": {"0": 1.0}}),

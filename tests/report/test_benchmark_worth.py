@@ -73,17 +73,6 @@ def test_of_errors_the_lowest_is_picked() -> None:
     assert worth.gain.mean == pytest.approx(0.52 - 0.92), "local has the lowest of the others"
 
 
-def test_without_validation_scores_nothing_is_picked() -> None:
-    unknown = [one | {"validation": {}} for one in ROWS]
-    worth = worth_of(setting(unknown))
-    assert worth.federated.best is worth.without.best is worth.pooled.best is None
-    assert worth.gain == Estimate()
-    page = to_markdown("None", [setting(unknown)], {})
-    assert "| setting | closed form | closed form alone |" in page
-    assert "| one | 61.00 | 51.00 |" in page
-    assert "Where rows have no validation scores, none of their kind is picked." in page
-
-
 def test_where_a_row_lacks_a_seeds_validation_score_nothing_is_picked() -> None:
     partly = [one | ({"validation": {"0": 0.99}} if one["name"] == "lucky" else {}) for one in ROWS]
     found = setting(partly)

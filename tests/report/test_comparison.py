@@ -184,24 +184,6 @@ def test_a_target(two_by_two: Path) -> None:
         compared(two_by_two, target="a lot")
 
 
-def test_spreads_of_few_seeds(make: Any) -> None:
-    make("local", "local", 0, (0.5, 0.5))
-    make("fedgh", "fedgh", 0, (0.5, 0.75))
-    table = compared(make.root)
-    _, fedgh = table.sections[0].rows.to_dict("records")
-    assert fedgh["accuracy_std"] is fedgh["accuracy_margin"] is fedgh["difference_std"] is None
-    assert fedgh["difference"] == 0.25
-    assert "±" not in to_text(table) + to_markdown(table)
-    assert any("no interval is known" in note for note in table.sections[0].notes)
-    make("equal", "local", 1, (0.5, 0.5))
-    table = compared(make.root)
-    assert table.sections[0].rows["accuracy_std"][0] == 0.0
-    assert "50.00 ±    -" not in to_text(table)
-    assert "75.00 ±    -" in to_text(table)  # fedgh has one seed where local has two
-    assert "| method | seeds |" in to_markdown(table)
-    assert any("no interval is known" in note for note in table.sections[0].notes)
-
-
 def test_csv_keeps_exact_bytes(make: Any) -> None:
     make("a", "fedgh", 0, bytes_up=1_234_567_890_123_457, label='odd, "name" | x_y')
     make("b", "local", 0, bytes_up=7)

@@ -91,17 +91,6 @@ def test_a_sweep_says_what_its_differences_are(runs: list[RunRecord]) -> None:
     assert "with the same settings otherwise, is below zero where it is better; the choice is by" in told
 
 
-def test_the_lowest_error_leads(table: Table) -> None:
-    (section,) = table.sections
-    rows = {row["name"]: row for row in section.rows.to_dict("records")}
-    means = {name: row["rmse"] for name, row in rows.items() if row["rmse"] is not None}
-    best = min(means, key=lambda name: means[name])
-    assert section.leaders.get("rmse", best) == best
-    difference = rows["fedavg"]["difference"]
-    assert difference is not None
-    assert difference == pytest.approx(means["fedavg"] - means["local"])
-
-
 def test_curves_are_in_the_unit_of_the_numbers(runs: list[RunRecord]) -> None:
     (drawing,) = curve_drawings(runs)
     assert drawing.stem == "rmse-by-round"

@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.report.figures import (
     architectures,
@@ -23,7 +22,7 @@ from polyfed.report.figures import (
 )
 from polyfed.report.frames import by_architecture, client_frame, curve_frame, ranked
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.plot_style import FigureWithData, bar_style, canvas, empty_figure, legend, legends, line_style, save
+from polyfed.report.plot_style import FigureWithData, bar_style, canvas, empty_figure, legend, line_style, save
 from polyfed.report.run_records import load_runs
 from tests.helpers.readable import unreadable
 
@@ -60,16 +59,6 @@ def test_rounds_that_were_not_evaluated_still_cost_and_a_final_one_counts(make: 
     (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (*records, final)))
     line = points_of(group_of(folder), "local")
     assert (line["round"], line["bytes"], line["mean"]) == ([2, 3], [6144, 9216], [0.6, 0.9])
-
-
-def test_curves_are_files(two_by_two: Path, tmp_path: Path) -> None:
-    (drawing,) = curve_drawings(load_runs(two_by_two), x="bytes")
-    png, svg = save(drawing.figure, tmp_path / "figures", drawing.stem)
-    assert (png.name, svg.name) == ("accuracy-by-bytes.png", "accuracy-by-bytes.svg")
-    assert png.read_bytes().startswith(b"\x89PNG")
-    assert len(re.findall(r'id="series-\d+"', svg.read_text())) == 2
-    assert drawing.figure.axes[0].get_ylabel() == "test accuracy [%]"
-    assert drawing.figure.texts[1].get_text() == "Accuracy against bytes sent"
 
 
 def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path) -> None:
@@ -124,14 +113,6 @@ def test_bytes_far_apart_are_on_a_logarithmic_axis(two_by_two: Path) -> None:
     assert curve_drawings(load_runs(two_by_two), "round")[0].figure.axes[0].get_xscale() == "linear"
 
 
-def test_curves_and_their_numbers_by_hand(two_by_two: Path) -> None:
-    (drawing,) = curve_drawings(load_runs(two_by_two))
-    rows = drawing.rows[drawing.rows["name"] == "fedgh"]
-    assert list(rows["mean"]) == pytest.approx([0.4, 0.5, 0.65])
-    assert list(rows["low"]) == pytest.approx([0.3, 0.4, 0.6])
-    assert list(drawing.figure.axes[0].lines[1].get_ydata()) == pytest.approx([40, 50, 65])
-
-
 def test_requests_that_cannot_be_met(two_by_two: Path, make: Any) -> None:
     runs = load_runs(two_by_two)
     with pytest.raises(ConfigError, match="did you mean 'round'"):
@@ -162,21 +143,6 @@ drawing.write({str(tmp_path / "out")!r})
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_command_draws_and_prints_them(
-    two_by_two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for path in two_by_two.glob("*/result.json"):
-        result = json.loads(path.read_text())
-        path.write_text(json.dumps(result | {"metrics": {"personal": {"f1": {"mean": 0.375}}}}))
-    words = ["report", str(two_by_two), "--out", str(tmp_path / "out")]
-    assert cli.status(words) == 0
-    assert "F1" not in capsys.readouterr().out
-    assert cli.status([*words, "--metrics"]) == 0
-    assert "37.50" in capsys.readouterr().out
-    assert (tmp_path / "out" / "accuracy-by-round.svg").exists()
-    assert "| 37.50 |" in (tmp_path / "out" / "comparison.md").read_text()
 
 
 # clients --------------------------------------------------------------------------------------------------------------
@@ -256,23 +222,6 @@ def test_neighbors_differ_without_color() -> None:
     lines = [(style["marker"], str(style["linestyle"])) for style in map(line_style, range(45))]
     assert len(set(lines)) == 45
     assert len({bar["hatch"] for bar in map(bar_style, range(9))}) == 9
-
-
-def test_a_caption_is_no_wider_than_the_figure_as_it_is_saved() -> None:
-    words = "each method's own stage (personal or received), on each client's own test data, plain mean over clients "
-    figure, _ = empty_figure("Title", f"{words * 5}{'path/' * 40}")
-    assert unreadable(figure) == []
-
-
-def test_legends_stand_side_by_side() -> None:
-    figure, axes = empty_figure("Title", "About.")
-    (line,) = axes.plot([0, 1])
-    long = [f"a long name, number {n}" for n in range(9)]
-    legends(figure, [([line] * 3, ["one", "two", "three"]), ([line] * 9, long)])
-    assert unreadable(figure) == []
-    left, right = (one.get_window_extent(figure.canvas.get_renderer()) for one in figure.legends)
-    assert left.x1 <= right.x0
-    assert left.y1 == right.y1, "both begin below the axes"
 
 
 def test_long_words_are_wrapped_and_nothing_stands_on_another() -> None:

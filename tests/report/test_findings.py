@@ -128,14 +128,3 @@ def test_the_figure(made: Any, make: Any) -> None:
     assert drawing.about.endswith("White: a loss.")
     lines = {line.get_gid(): line.get_xdata()[0] for line in axes.lines if line.get_gid()}
     assert lines == pytest.approx({"Local": 52.0, "pooled-tuned": 92.0})
-
-
-@pytest.mark.parametrize("together", [(0.99, 0.60, 0.99), (0.01, 0.40, 0.01)])
-def test_the_figure_shows_no_accuracy_outside_of_0_to_100(together: tuple[float, ...], made: Any, make: Any) -> None:
-    made(together=together)
-    (drawing,) = gain_drawings(load_runs(make.root))
-    (axes,) = drawing.figure.axes
-    low, high = axes.get_xlim()
-    assert 0 <= low < high <= 100
-    ends = [point for line in axes.lines if line.get_gid() is None for point in line.get_xdata()]
-    assert min(ends) < 0 or max(ends) > 100, "the interval goes on, and is cut by the frame"

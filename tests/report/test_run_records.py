@@ -1,7 +1,6 @@
 """Finding, reading, naming run folders, and what is said when they are broken."""
 
 import json
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.records.read import seal
 from polyfed.records.schema import RoundRecord
-from polyfed.report import run_records
 from polyfed.report.run_lines import to_frame
 from polyfed.report.run_records import load_runs
 from tests.helpers.refusals import refusal
@@ -59,24 +57,6 @@ def test_unfinished_runs_come_last_and_say_so(make: Any) -> None:
     assert [(run.name, run.finished) for run in runs] == [("local", True), ("fedgh", False), ("fedin", False)]
     assert "unfinished, 2 of 2 rounds done" in runs[1].notes[0]
     assert "unfinished, 0 of 9 rounds done" in runs[2].notes[0]
-
-
-def test_one_record_of_a_round_is_held_at_a_time(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    make("a", accuracies=(0.5,) * 9)
-    make("b", accuracies=(0.5,) * 9, seed=1)
-    made: list[weakref.ref[Any]] = []
-    held: list[int] = []
-
-    def counted(model: Any, value: Any) -> Any:
-        found = model.model_validate(value)
-        if model is RoundRecord:
-            made.append(weakref.ref(found))
-            held.append(sum(one() is not None for one in made))
-        return found
-
-    monkeypatch.setattr(run_records, "validated", counted)
-    assert sum(run.lines["round"].nunique() for run in load_runs(make.root)) == len(made) == 18
-    assert max(held) <= 2  # and that of the line before it
 
 
 def test_what_is_kept_of_a_round_does_not_grow_with_the_clients() -> None:

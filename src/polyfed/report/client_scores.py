@@ -37,27 +37,20 @@ def scores_of_clients(group: Group, local: str | None) -> pd.DataFrame:
     import pandas as pd
 
     clients = client_frame(group)
-    by_seed = {
-        key: dict(zip(own["seed"], own["score"], strict=True)) for key, own in clients.groupby(["client", "name"])
-    }
+    by_seed = {key: own.set_index("seed")["score"].to_dict() for key, own in clients.groupby(["client", "name"])}
     lines = []
     for number, own in clients.groupby("client"):
         sizes = own["test_samples"].dropna()
         tested = " to ".join(map(str, dict.fromkeys([sizes.min(), sizes.max()]))) if len(sizes) else NOT_KNOWN
-        about = (number, group.runs[0].result.client_name(number), tested)
         beside = by_seed.get((number, local), {})
         for row in group.rows:
             mine = by_seed.get((number, row), {})
-            score = Estimate.of(mine)
+            line = {"client": number, "name": group.runs[0].result.client_name(number), "test_rows": tested}
+            line |= {"method": row, "seeds": " ".join(map(str, mine))}
             difference = Estimate.difference(mine, {} if row == local else beside)
-            seeds = " ".join(map(str, mine))
-            lines.append((*about, row, seeds, *_numbers(score), *_numbers(difference)))
+            lines.append(line | Estimate.of(mine).named("score") | difference.named("difference"))
     columns = ["client", "name", "test_rows", "method", "seeds", *_SCORE, *_DIFFERENCE]
     return pd.DataFrame(lines, columns=columns, dtype=object)
-
-
-def _numbers(one: Estimate) -> tuple[float | None, float | None, float | None]:
-    return one.mean, one.std, one.margin
 
 
 def client_columns(scores: pd.DataFrame, score: MainScore) -> list[Column]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from polyfed.report.grouping import Group
 
+_WORDS = ("run", "name", "method", "control", "main_stage", "stage", "predictor", "architecture", "metric")
 SPREAD = {"mean": "mean", "low": "min", "high": "max", "count": "size"}  # of a figure over seeds or clients
 
 
@@ -60,13 +61,18 @@ def results(source: str | Path | InMemory | Iterable[str | Path], clients: bool 
     else:
         runs = [run for run in load_runs(source) if run.finished]
         of_rounds = [run.read_rounds() for run in runs]
-    frames = [frame_of(runs)]
+    frame = frame_of(runs)
+    kinds: dict[str, list[Any]] = {column: list(frame[column].unique()) for column in _WORDS}
+    kinds["metric"] += [name for name in ("accuracy", "rmse", "bytes_up", "bytes_down") if name not in kinds["metric"]]
+    kinds["stage"] = kinds["main_stage"] = list(dict.fromkeys(kinds["stage"] + kinds["main_stage"]))  # to be compared
+    types = {column: pd.CategoricalDtype(values) for column, values in kinds.items()}
+    frames = [frame.astype(types)]
     if clients:
-        frames += [with_facts(_client_lines(of, run), run) for run, of in zip(runs, of_rounds, strict=True)]
-    frame = pd.concat(frames, ignore_index=True)
-    stages = pd.CategoricalDtype(pd.concat([frame["stage"], frame["main_stage"]]).unique())  # can be compared
-    words = dict.fromkeys(["run", "name", "method", "control", "predictor", "architecture", "metric"], "category")
-    return frame.astype({**words, "stage": stages, "main_stage": stages})
+        frames += [
+            with_facts(_client_lines(records, run), run).astype(types)
+            for run, records in zip(runs, of_rounds, strict=True)
+        ]
+    return pd.concat(frames, ignore_index=True)
 
 
 def _client_lines(records: Iterable[RoundRecord], run: RunRecord) -> pd.DataFrame:

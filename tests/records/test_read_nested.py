@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from polyfed.report.results_page import read_command
 
 from polyfed.analysis.representations import clients_of
 from polyfed.deploy.node_registry import EventLog
+from polyfed.report.compare_command import read_command
 from tests.helpers.refusals import refusal
 
 NESTED = b"[" * 100_000

@@ -357,6 +357,16 @@ class KeepsWhatIsItsOwn(FedAvg):
         return super().receive(client, message) if client.id % 2 == 0 else {}
 
 
+class ReadsItsStart(KeepsWhatIsItsOwn):
+    """An odd client trains on from its own initial weights, which it declares that nobody reads."""
+
+
+class MisspelledEntry(FedAvg):
+    """Nobody uploads this."""
+
+    delta_entries = ("modle",)
+
+
 # the kit rejects each of them -----------------------------------------------------------------------------------------
 
 # what each sound method is asked with; its mutants are asked the same
@@ -402,6 +412,8 @@ REJECTED: dict[type[Method], str] = {  # method -> the property that does not ho
     SendsTheWholeUnion: "expected_bytes",
     UnknownStage: "declared",
     KeepsWhatIsItsOwn: "scored_together_alike",
+    ReadsItsStart: "initial_weights_are_ignored",
+    MisspelledEntry: "uploads_have_their_form",
     SaysHalfOfWhatItSends: "uploads_have_their_form",
 }
 
@@ -417,6 +429,7 @@ TO_DO: dict[type[Method], str] = {  # what its line must name, for somebody who 
     FloatComesDown: "write torch.tensor(",
     HiddenState: "neither in client.state nor in server.state",
     BroadcastCounts: "start_round or aggregate",
+    MisspelledEntry: "did you mean 'model'",
     CrashesWithoutAnswers: "when nobody answers",
 }
 

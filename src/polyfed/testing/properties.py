@@ -164,15 +164,20 @@ def data_are_shuffled(kit: ConformanceKit) -> None:
 
 def uploads_have_their_form(kit: ConformanceKit) -> None:
     """What clients upload is of the `form` that the method declares, if it declares one."""
-    form = kit.method.upload_form
+    method = kit.method
+    form = method.upload_form
+    uploaded = {name for scene in kit.scenes for message in scene.uploads.values() for name in message}
+    for declared in ("delta_entries", "aligned_entries", "unaligned_entries"):
+        for name in getattr(method, declared):
+            if name not in (uploaded if form is None else form):
+                kit.fail(f"{declared} name '{name}', which nobody uploads{suggest(name, uploaded)}")
     if form is None:
         return
-
     for scene in kit.scenes:
         for number, message in scene.uploads.items():
             sent = kit.method.broadcast(scene.server, number)
             if problem := find_mismatch(form, message, UploadContext(kit.method, scene.server, number, sent)):
-                kit.fail(f"client {number} uploads what `form` does not allow: {problem}")
+                kit.fail(f"client {number} uploads what `upload_form` does not allow: {problem}")
 
 
 def order_of_uploads(kit: ConformanceKit) -> None:
@@ -391,6 +396,18 @@ def begins_alike(kit: ConformanceKit) -> None:
 
 def _all_equal(tensors: Sequence[Tensor]) -> bool:
     return all(torch.equal(tensors[0], other) for other in tensors[1:])
+
+
+def initial_weights_are_ignored(kit: ConformanceKit) -> None:
+    """Where `ignores_initial_weights` says that nobody reads a client's start, a start makes no difference."""
+    kind = type(kit.method)
+    if not kind.ignores_initial_weights:
+        raise NotApplicable("it reads clients' initial weights")
+    drawn: Method = object.__new__(type(kind.__name__, (kind,), {"ignores_initial_weights": False}))
+    vars(drawn).update(vars(kit.method))
+    half = SHORT.model_copy(update={"client_fraction": 0.5})
+    without, other = (fixtures.all_state(kit.run(method, half)) for method in (kit.method, drawn))
+    kit.same(without, other, "`ignores_initial_weights` is declared, yet clients' initial weights make a difference")
 
 
 def nan_is_rejected(kit: ConformanceKit) -> None:

@@ -181,12 +181,12 @@ def test_no_space_left_while_a_checkpoint_is_written(
 ) -> None:
     whole, calls = checkpoint.write_whole, 0
 
-    def full(*given: Any) -> None:
+    def full(*given: Any) -> str:
         nonlocal calls
         calls += 1
         if calls == call:
             raise OSError(28, "No space left on device")
-        whole(*given)
+        return whole(*given)
 
     monkeypatch.setattr(checkpoint, "write_whole", full)
     with pytest.raises(RunError, match="No space left on device; whole rounds are kept"):

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -249,9 +249,10 @@ def _fill(temporary: Path, snapshot: Snapshot, made_of: Mapping[str, Any], forge
         key = (row.architecture, row.variant)
         networks.setdefault(key, {**about, "tensors": row.layout.described()})["clients"].append(number)
     metadata = {_ROWS: json.dumps(list(networks.values()))}
+    tensors = {str(number): row.bytes for number, row in rows.items()}
     sums = {
-        _WEIGHTS: _written(temporary / _WEIGHTS, {str(n): row.bytes for n, row in rows.items()}, metadata),
-        _STATES: _written(temporary / _STATES, *split(forget(states))),
+        _WEIGHTS: write_whole(temporary / _WEIGHTS, _safetensors(tensors, metadata)),
+        _STATES: write_whole(temporary / _STATES, _safetensors(*split(forget(states)))),
     }
     _write_index(temporary, {"round": snapshot.round, "made_of": made_of, "sha256": sums})
 
@@ -381,42 +382,36 @@ def _stored(path: Path) -> dict[str, Any]:
 
 def _write_index(folder: Path, index: Mapping[str, Any]) -> None:
     """The last of a checkpoint's files."""
-    write_whole(folder / "index.json", lambda write: write(seal(index)))
+    write_whole(folder / "index.json", [seal(index)])
     sync_folder(folder)
 
 
-def _written(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
-    """Write safetensors one tensor after the other, so that no second copy of all is needed; the file's checksum."""
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+def _safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[Any]:
+    """A file of safetensors one tensor after the other, so that no second copy of all is needed."""
+    header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, tensor in tensors.items():
         span = [end, end := end + tensor.nbytes]
         header[name] = {"dtype": _code(tensor.dtype), "shape": tuple(tensor.shape), "data_offsets": span}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for tensor in tensors.values():
+        if tensor.numel():
+            yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def write_whole(path: Path, parts: Iterable[Any]) -> str:
+    """Write a file of these bytes, all of it on disk when this returns; its checksum."""
     digest = hashlib.sha256()
-
-    def content(write: Callable[[Any], object]) -> None:
-        def both(data: Any) -> None:
-            digest.update(data)
-            write(data)
-
-        both(len(text).to_bytes(8, "little"))
-        both(text)
-        for tensor in tensors.values():
-            if tensor.numel():
-                both(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-    write_whole(path, content)
-    return digest.hexdigest()
-
-
-def write_whole(path: Path, content: Callable[[Callable[[Any], object]], object]) -> None:
-    """Write a file, all of it on disk when this returns; `content` is given what writes."""
     with path.open("wb") as file:
-        content(file.write)
+        for part in parts:
+            digest.update(part)
+            file.write(part)
         file.flush()
         os.fsync(file.fileno())
+    return digest.hexdigest()
 
 
 @functools.cache
@@ -517,6 +512,6 @@ def _replace(path: Path, states: Mapping[str, Any]) -> None:
     new.mkdir()
     index = unseal((path / "index.json").read_bytes())
     os.link(path / _WEIGHTS, new / _WEIGHTS)
-    sums = {**index["sha256"], _STATES: _written(new / _STATES, *split(states))}
+    sums = {**index["sha256"], _STATES: write_whole(new / _STATES, _safetensors(*split(states)))}
     _write_index(new, {**index, "sha256": sums})
     settle(path.parent)

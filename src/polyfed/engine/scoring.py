@@ -281,17 +281,15 @@ def _judged(
     columns = {name: FROM_COUNTS[name](counts).tolist() for name in wanted}
     for name in [name for name in FROM_SCORES if name in figures]:
         columns[name] = [FROM_SCORES[name](scores_of[place], one.y) for place, one in samples.items()]
+    found: dict[int, Score] = {}
     rows = zip(*columns.values(), strict=True)
-    scores = [Score(size, dict(zip(columns, row, strict=True))) for size, row in zip(sizes, rows, strict=True)]
-    if COUNTS in figures:
-        labels = zip(y.split(sizes), predicted.split(sizes), strict=True)
-        pairs = [metrics.class_pairs(true, taken) for true, taken in labels]
-        classes = counts.true.shape[1]
-        scores = [replace(one, pairs=each, classes=classes) for one, each in zip(scores, pairs, strict=True)]
-    if ROWS in figures:
-        rows_of = zip(predicted.split(sizes), y.split(sizes), strict=True)
-        scores = [replace(one, rows=each) for one, each in zip(scores, rows_of, strict=True)]
-    return dict(zip(samples, scores, strict=True))
+    each = zip(samples, sizes, rows, predicted.split(sizes), y.split(sizes), strict=True)
+    for place, size, row, taken, true in each:
+        score = Score(size, dict(zip(columns, row, strict=True)))
+        if COUNTS in figures:
+            score = replace(score, pairs=metrics.class_pairs(true, taken), classes=counts.true.shape[1])
+        found[place] = replace(score, rows=(taken, true)) if ROWS in figures else score
+    return found
 
 
 def _on_own_classes(y: Tensor, predicted: Tensor, missing: Tensor) -> Score:

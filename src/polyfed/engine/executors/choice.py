@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from polyfed.engine.executors.executor import Executor, ExecutorSetup
 from polyfed.engine.executors.process_pool import ProcessPool, problem_of_processes
 from polyfed.engine.executors.serial import Serial
 from polyfed.engine.executors.vectorized import VectorizedExecutor
-from polyfed.engine.executors.workload import Estimates, worker_count
+from polyfed.engine.executors.workload import seconds_of_training, worker_count
 from polyfed.errors import ConfigError, described
 from polyfed.registry import EXECUTORS, import_object, is_own
 
@@ -48,25 +49,21 @@ def make_executor(kind: str | type[Executor], setup: ExecutorSetup) -> Executor:
 
 def automatic(setup: ExecutorSetup) -> Executor:
     """On a GPU "vectorized"; else "processes" where workers were asked for, or the work is worth them."""
-    if _stacks(setup.device, setup.workers):
+    if clients_per_batch("auto", setup.device, setup.workers) > 1:
         return VectorizedExecutor(setup)
-    several = worker_count(setup) > 1 and setup.training.cohort_size(len(setup.clients)) > 1
-    is_worth_it = not problem_of_processes(setup.device) and Estimates(setup).run() >= _WORTH
-    if several and ((setup.workers or 1) > 1 or is_worth_it):
-        return ProcessPool(setup)
+    cohort = setup.training.cohort_size(len(setup.clients))
+    if worker_count(setup) > 1 and cohort > 1:
+        seconds = setup.training.rounds * cohort * fmean(seconds_of_training(setup))
+        if setup.workers is not None or (seconds >= _WORTH and not problem_of_processes(setup.device)):
+            return ProcessPool(setup)
     return Serial(replace(setup, workers=None))
 
 
 def clients_per_batch(kind: str | type[Executor], device: str, workers: int | None) -> int:
     """How many clients train as one under these settings of a run, at most; 1: they train one by one."""
     if kind == "auto":
-        kind = "vectorized" if _stacks(device.partition(":")[0], workers) else "serial"
+        kind = "serial" if device.partition(":")[0] == "cpu" or workers == 1 else "vectorized"
     if isinstance(kind, str) and kind not in EXECUTORS:  # of one's own, in a run folder, which imports nothing
         return 1
     found: type[Executor] = EXECUTORS[kind] if isinstance(kind, str) else kind
     return found.stack_size(workers)
-
-
-def _stacks(device: str, workers: int | None) -> bool:
-    """Whether "auto" trains clients as one on this type of device."""
-    return device != "cpu" and workers != 1

@@ -70,16 +70,14 @@ def who_are_alike(asked: Sequence[EvalJob], method: Method, model_factory: Model
         kinds.setdefault(_kind(job) if together and job.message is not None else place, []).append(place)
     alike: list[list[int]] = []
     for places in kinds.values():
-        same = len(places) == 1 or _is_sent_whole(asked[places[0]], model_factory)
-        alike += [places] if same else [[place] for place in places]
+        first = asked[places[0]]
+        sent = (first.message or {}).get("model")  # a subclass may leave some of it out
+        is_whole = len(places) == 1
+        if isinstance(sent, Mapping) and not is_whole:
+            network = model_factory.module(first.client.architecture, first.variant)
+            is_whole = float_state(network).keys() <= sent.keys()
+        alike += [places] if is_whole else [[place] for place in places]
     return alike
-
-
-def _is_sent_whole(job: EvalJob, model_factory: ModelFactory) -> bool:
-    """Whether the message has all of the client's network that is ever sent; a subclass may leave some of it out."""
-    network = model_factory.module(job.client.architecture, job.variant)
-    sent = (job.message or {}).get("model")
-    return isinstance(sent, Mapping) and float_state(network).keys() <= sent.keys()
 
 
 def are_scored_together(method: Method) -> bool:

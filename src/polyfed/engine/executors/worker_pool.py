@@ -19,7 +19,7 @@ from polyfed.engine.executors.executor import Done, Executor, ExecutorSetup, run
 from polyfed.engine.executors.jobs import EvalBatch, Job, JobResult, PassJob, Scores, TrainJob
 from polyfed.engine.executors.serial import Serial
 from polyfed.engine.executors.worker_requests import make_request, read_answer
-from polyfed.engine.executors.workload import Estimates, worker_count
+from polyfed.engine.executors.workload import seconds_of_training, worker_count
 from polyfed.errors import PolyfedError, RunError
 
 
@@ -62,7 +62,7 @@ class WorkerPool(Executor):
         super().__init__(setup)
         self.workers = worker_count(setup)
         self.running: list[Worker] = []
-        self._estimates = Estimates(setup)
+        self._seconds = seconds_of_training(setup)
         self._is_alone = False  # no worker can be had
 
     @abc.abstractmethod
@@ -129,7 +129,7 @@ class WorkerPool(Executor):
     def _run_all(self, asked: Sequence[Any], done: Done) -> list[Any]:
         """All results; None where workers died of it, twice."""
         found: dict[int, Any] = {}  # by place
-        order = sorted(range(len(asked)), key=lambda place: -self._estimates.seconds(asked[place].client))
+        order = sorted(range(len(asked)), key=lambda place: -self._seconds[asked[place].client.id])
         try:
             for lost in self._assign_jobs(asked, order, found, done):
                 if self._assign_jobs(asked, [lost], found, done):

@@ -7,7 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-from polyfed.core.client import Client
 from polyfed.engine.executors.executor import ExecutorSetup
 
 _STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little
@@ -29,24 +28,14 @@ def worker_count(setup: ExecutorSetup) -> int:
     return min(setup.workers or available_cores(), len(setup.clients))
 
 
-class Estimates:
-    """How long clients take, guessed by their rows and the sizes of their networks."""
-
-    def __init__(self, setup: ExecutorSetup) -> None:
-        self._setup = setup
-        names = {client.architecture for client in setup.clients}
-        template = setup.model_factory.module
-        self._sizes = {name: sum(p.numel() for p in template(name).parameters()) for name in names}
-
-    def seconds(self, client: Client) -> float:
-        """Seconds of one round's training."""
+def seconds_of_training(setup: ExecutorSetup) -> list[float]:
+    """Seconds of a round's training by number of client, guessed by rows and the sizes of networks."""
+    training = setup.training
+    names = {client.architecture for client in setup.clients}
+    sizes = {name: sum(p.numel() for p in setup.model_factory.module(name).parameters()) for name in names}
+    found = []
+    for client in setup.clients:
         rows = len(client.data.train)
-        training = self._setup.training
-        steps = -(-rows // training.batch_size)
-        return training.local_epochs * (steps * _STEP + rows * self._sizes[client.architecture] * _SAMPLE)
-
-    def run(self) -> float:
-        """Seconds of the training of a whole run."""
-        clients = self._setup.clients
-        mean = sum(map(self.seconds, clients)) / len(clients)
-        return self._setup.training.rounds * self._setup.training.cohort_size(len(clients)) * mean
+        steps = math.ceil(rows / training.batch_size)
+        found.append(training.local_epochs * (steps * _STEP + rows * sizes[client.architecture] * _SAMPLE))
+    return found

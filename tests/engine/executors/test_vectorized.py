@@ -208,8 +208,19 @@ class Unweighted(Local):
         return F.cross_entropy(model(batch.x), batch.y)
 
 
-def test_a_loss_that_does_not_weigh_rows_is_given_no_filled_batches(stacks: list[int]) -> None:
-    same(of_toys(Unweighted(), sizes=[16, 12, 12, 30]))
+class UnweightedLater(Unweighted):
+    """It does not weigh them from the second step on."""
+
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        return {"later": True} if step else {}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return super().loss(model, batch, context) if context else cross_entropy(model(batch.x), batch.y, batch.w)
+
+
+@pytest.mark.parametrize("method", [Unweighted(), UnweightedLater()], ids=lambda method: type(method).__name__)
+def test_a_loss_that_does_not_weigh_rows_is_given_no_filled_batches(method: Method, stacks: list[int]) -> None:
+    same(of_toys(method, sizes=[16, 12, 12, 30]))
     assert stacks[:3] == [4, 2, 2]  # full batches; then 8 of 30 and of 16, and 4 of 12 twice
 
 

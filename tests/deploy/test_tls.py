@@ -49,7 +49,7 @@ def answers(folder: Path, name: str, authority: Path) -> str:
 
 def test_tls_takes_the_certificate_for_its_hosts_and_for_no_other(tmp_path: Path) -> None:
     files = make_server_certificate(tmp_path, ["localhost", "127.0.0.1", "fl.example.org"])
-    assert [file.name for file in files] == ["ca.crt", "server.pem", "ca.key", "server.key"]
+    assert [file.name for file in files] == ["ca.crt", "ca.key", "server.pem", "server.key"]
     for name in ("localhost", "127.0.0.1", "fl.example.org"):
         assert answers(tmp_path, name, tmp_path / "ca.crt") == "hello"
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):

@@ -59,35 +59,28 @@ def make_server_certificate(
     from cryptography.hazmat.primitives import serialization as form
 
     check_name(folder)
-    keys_folder = Path(folder)
+    keys = Path(folder)
     names = [_subject_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
     if not hosts:
         raise ConfigError("expected a host name or address that nodes call the server by, got none")
     if not 1 <= days <= _LONGEST:
         raise ConfigError(f"expected a certificate that is good for 1 to {_LONGEST} days, got {days} days")
-    taken = [keys_folder / name for name in (SERVER, SERVER_KEY) if (keys_folder / name).exists()]
+    taken = [keys / name for name in (SERVER, SERVER_KEY) if (keys / name).exists()]
     if taken and not overwrite:
         raise ConfigError(f"{taken[0]} is there already; replace the server's certificate with --overwrite")
-    certificates: dict[str, x509.Certificate] = {}
-    keys: dict[str, EllipticCurvePrivateKey] = {}
-    if any((keys_folder / name).exists() for name in (AUTHORITY, AUTHORITY_KEY)):
-        signer, key = _authority(keys_folder, days)
+    files: dict[str, bytes] = {}
+    if any((keys / name).exists() for name in (AUTHORITY, AUTHORITY_KEY)):
+        signer, key = _authority(keys, days)
     else:
         key = _new_key()
         signer = _certificate("polyfed federation", key, None, key, 10 * days)
-        certificates[AUTHORITY] = signer
-        keys[AUTHORITY_KEY] = key
-    keys[SERVER_KEY] = _new_key()
-    certificates[SERVER] = _certificate(hosts[0], keys[SERVER_KEY], signer, key, days, names)
-    for name, certificate in certificates.items():
-        _write(keys_folder / name, certificate.public_bytes(form.Encoding.PEM))
-    for name, each in keys.items():
-        _write(
-            keys_folder / name,
-            each.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()),
-            True,
-        )
-    return [keys_folder / name for name in (*certificates, *keys)]
+        files |= {AUTHORITY: signer.public_bytes(form.Encoding.PEM), AUTHORITY_KEY: _private_bytes(key)}
+    own = _new_key()
+    certificate = _certificate(hosts[0], own, signer, key, days, names)
+    files |= {SERVER: certificate.public_bytes(form.Encoding.PEM), SERVER_KEY: _private_bytes(own)}
+    for name, data in files.items():
+        _write(keys / name, data, private=name in (AUTHORITY_KEY, SERVER_KEY))
+    return [keys / name for name in files]
 
 
 def make_node_key(path: str | Path, overwrite: bool = False) -> list[Path]:
@@ -115,6 +108,12 @@ def _new_key() -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP384R1())
+
+
+def _private_bytes(key: EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives import serialization as form
+
+    return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
 
 
 def _authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:

@@ -248,11 +248,6 @@ def test_another_refusal_is_told_with_its_reason(connected: Any) -> None:
         pass
 
 
-def test_ctrl_c_at_a_node_is_no_refusal(connected: Any) -> None:
-    with pytest.raises(KeyboardInterrupt), connected():
-        raise KeyboardInterrupt
-
-
 # the gate, with real connections of this machine ----------------------------------------------------------------------
 
 ME, OTHER = os.geteuid(), os.geteuid() + 1

@@ -128,20 +128,13 @@ def connect(server: str, authority: Path, key: EllipticCurvePrivateKey) -> Itera
         RunError: it cannot be made, the server no longer knows the key, or what is done in the block has failed.
     """
     failed: list[Exception] = []
-    refused = _note_refusals()
-    try:
-        with ExitStack() as stack:
-            fleet = _enter(stack, server, authority, key)
-            try:
-                yield fleet
-            except Exception as error:  # Flower would drop it
-                failed.append(error)
-    except KeyboardInterrupt:  # Ctrl-C, or a refusal
-        if not refused:
-            raise
-        raise RunError(
-            f"expected {server} to know this node's key, got a refusal: it is no longer registered, or clocks differ"
-        ) from None
+    _say_refusals(server)
+    with ExitStack() as stack:
+        fleet = _enter(stack, server, authority, key)
+        try:
+            yield fleet
+        except Exception as error:  # Flower would drop it
+            failed.append(error)
     if failed:
         raise RunError(f"the connection to {server} has ended: {failed[0]}") from failed[0]
 
@@ -172,29 +165,28 @@ def _refuse(_: int, message: str = "") -> NoReturn:
     raise _RefusedError(" ".join(message.split()))
 
 
-def _note_refusals() -> list[str]:
-    """What the server refuses to a connection made from now on, as it does not know the node's key (status 401).
+def _say_refusals(server: str) -> None:
+    """Have connections made from now on raise an error where the server does not know the node's key (status 401).
 
-    Flower sends SIGINT then; where a heartbeat was refused from a thread, in the middle of training. The next request
+    Flower would send SIGINT; where a heartbeat was refused from a thread, in the middle of training. The next request
     is early enough.
     """
     import httpx
     from flwr.supernode import fleet_http_connection
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    refused: list[str] = []
-
-    class Noting(NodeAuthHttpInterceptor):  # type: ignore[misc]
+    class Saying(NodeAuthHttpInterceptor):  # type: ignore[misc]
         def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
             response: httpx.Response = super().intercept(context, call_next)
-            if response.status_code == httpx.codes.UNAUTHORIZED:
-                refused.append(context.rpc_method)
-                if context.rpc_method.endswith("Heartbeat"):
-                    raise httpx.TransportError("refused")
-            return response
+            if response.status_code != httpx.codes.UNAUTHORIZED:
+                return response
+            if context.rpc_method.endswith("Heartbeat"):
+                raise httpx.TransportError("refused")
+            raise RunError(
+                f"expected {server} to know this node's key, got a refusal: it is not registered, or clocks differ"
+            )
 
-    vars(fleet_http_connection)["NodeAuthHttpInterceptor"] = Noting
-    return refused
+    vars(fleet_http_connection)["NodeAuthHttpInterceptor"] = Saying
 
 
 # messages -----------------------------------------------------------------------------------------------------------

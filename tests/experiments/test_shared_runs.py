@@ -205,18 +205,6 @@ def test_a_run_that_another_process_is_at_comes_last(place: Path, monkeypatch: p
     assert len(list(place.rglob("result.json"))) == 6
 
 
-def test_a_claim_is_for_one_run(place: Path) -> None:
-    recipe = pf.Recipe.load("recipe.toml")
-    folder = RunFolder(place / "run")
-    with folder.claim():
-        with folder.open(recipe.to_dict(), False, False):
-            pass
-        with pytest.raises(FolderInUse, match="another process is at work"), folder.open(recipe.to_dict(), True, False):
-            pass
-    with folder.open(recipe.to_dict(), True, False):
-        pass
-
-
 def test_a_disk_without_locks_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -52,7 +52,6 @@ from polyfed.records.stored_files import StoredRecipe
 Weights = Mapping[str, Tensor]
 WriteModel = Callable[[int, Mapping[str, tuple[Weights, Message]], Mapping[str, Any]], None]
 LOCK = ".lock"
-_claimed: set[Path] = set()  # run folders that this process has locked for its next `RunFolder.open`
 _MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # endings of files that later commands make of a run
 # keys of [run] that may differ when a run goes on: where, how often and by whom, and what stands beside results
 _MAY_DIFFER = {"out", "checkpoint_every", "executor", "workers", "label", "loggers", "paper_tables", "preset_note"}
@@ -205,30 +204,6 @@ class RunFolder:
             )
 
     @contextlib.contextmanager
-    def claim(self) -> Iterator[None]:
-        """Keep other processes out of the folder, which is made, within the block; one `open` in it needs no lock.
-
-        Raises:
-            FolderInUse: another process has it.
-        """
-        with explain_disk_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        place = self.path.resolve()
-        with lock_folder(self.path):
-            _claimed.add(place)
-            try:
-                yield
-            finally:
-                _claimed.discard(place)
-
-    def _locked(self) -> contextlib.AbstractContextManager[None]:
-        place = self.path.resolve()
-        if place not in _claimed:
-            return lock_folder(self.path)
-        _claimed.remove(place)
-        return contextlib.nullcontext()
-
-    @contextlib.contextmanager
     def open(self, settings: Mapping[str, Any], resume: bool, overwrite: bool, planned: str = "") -> Iterator[None]:
         """Make the folder ready, after `validate`, and keep other processes out of it within the block.
 
@@ -237,7 +212,7 @@ class RunFolder:
         """
         with explain_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with self._locked():
+        with lock_folder(self.path):
             self.validate(settings, resume, overwrite, planned)  # it may have changed hands meanwhile
             with explain_disk_errors(self.path):
                 if overwrite:

@@ -1,7 +1,7 @@
 """Several runs of one request, of a comparison or a sweep: all are checked before the first one begins.
 
 Several processes may have the same request, on one machine or on several with a shared disk. A process
-that claims a run has it alone until it ends; a lock of the system's ends with the process, so that others go on with
+at work on a run has it alone until it ends; a lock of the system's ends with the process, so that others go on with
 what a killed one left.
 """
 
@@ -205,13 +205,15 @@ def _run_or_skip(member: PlannedRun, overwrite: bool, data: DataCache, watchers:
         PolyfedError: it failed, or was interrupted.
     """
     place = RunFolder(member.folder)
-    with place.claim():
-        if not overwrite and place.finished(member.recipe.to_dict()) is not None:
-            _tell(watchers, f"{member.title}: done by another process, in {member.folder}")
-            return
-        try:
-            build_federation(member.recipe, out=member.folder, loggers=watchers, data=data).run(
-                resume=not overwrite, overwrite=overwrite
-            )
-        finally:
-            gc.collect()
+    if member.folder.is_dir():
+        with lock_folder(member.folder):  # who finds it in use builds nothing
+            pass
+    if not overwrite and place.finished(member.recipe.to_dict()) is not None:
+        _tell(watchers, f"{member.title}: done by another process, in {member.folder}")
+        return
+    try:
+        build_federation(member.recipe, out=member.folder, loggers=watchers, data=data).run(
+            resume=not overwrite, overwrite=overwrite
+        )
+    finally:
+        gc.collect()

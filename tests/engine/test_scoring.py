@@ -24,11 +24,7 @@ from polyfed.testing.fixtures import received
 from tests.helpers import regression
 
 SHORT = Training(rounds=2, batch_size=8, lr=0.05)
-TAKE_NUMBERS = (
-    "local", "fedavg", "fedopt", "fedprox", "fednova", "scaffold", "moon", "incoavg", "fedrep", "lgfedavg", "fedselect",
-    "fedfomo", "fedin", "fedhenn", "fedhenn-homogeneous", "fml", "fedmrl", "inclusivefl", "fiarse",
-    "closed-form", "own-plus-common",
-)  # fmt: skip
+TAKE_NUMBERS = sorted(name for name, kind in METHODS.items() if not kind().requirements.classes)
 
 
 def run(method: pf.Method, executor: Any = "serial", clients: Sequence[Client] | None = None, **more: Any) -> Run:

@@ -118,7 +118,7 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
         "stage": row["scored"],
         "needs": ", ".join(row["needs"]) or "nothing",
     }
-    lines = list(_facts(row["name"], row["summary"], facts, width))
+    lines = list(_facts(row["name"], row["summary"], {name: fact for name, fact in facts.items() if fact}, width))
     if row["hyperparameters"]:
         lines += [_rendered(_keys(row["hyperparameters"], "hyperparameter"), width), ""]
     for text in filter(None, (row["text"], row["deviations"])):

@@ -369,7 +369,10 @@ def batchnorm(kit: ConformanceKit) -> None:
         lowest = torch.stack(each).amin(0) - 1e-6
         highest = torch.stack(each).amax(0) + 1e-6
         if not bool(((got[name] >= lowest) & (got[name] <= highest)).all()):
-            kit.fail(f"'{name}' of the shared model lies outside the clients' own")
+            kit.fail(
+                f"'{name}' of the shared model lies outside the clients' own: send the mean of BatchNorm's statistics as "
+                "it is, whatever becomes of weights"
+            )
 
 
 def _shared(federation: Federation) -> list[str]:

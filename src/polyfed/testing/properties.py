@@ -370,8 +370,8 @@ def batchnorm(kit: ConformanceKit) -> None:
         highest = torch.stack(each).amax(0) + 1e-6
         if not bool(((got[name] >= lowest) & (got[name] <= highest)).all()):
             kit.fail(
-                f"'{name}' of the shared model lies outside the clients' own: send the mean of BatchNorm's statistics as "
-                "it is, whatever becomes of weights"
+                f"'{name}' of the shared model lies outside the clients' own: send the mean of BatchNorm's statistics "
+                "as it is, whatever becomes of weights"
             )
 
 

@@ -80,11 +80,11 @@ def models(folder: Path) -> dict[str, bytes]:
 def test_run_shows_what_came_out_and_where_it_is(polyfed_: Terminal) -> None:
     said = polyfed_("run", "tiny.toml", "--seed", "3")
     folder = Path("runs/tiny-fedgh-seed3")
-    for words in ("accuracy personal", "accuracy received", "bytes ", " up, ", f"run folder {folder}"):
+    for words in ("Accuracy: stage personal", " received ", " KiB ", f"run folder {folder}"):
         assert words in said.out
     assert "fedgh: done" in said.error
     result = json.loads((folder / "result.json").read_text())
-    assert f"{100 * result['accuracy']:.2f} %" in said.out
+    assert f" {100 * result['accuracy']:.2f} " in said.out
     assert (result["method"], result["dataset"], result["clients"], result["seed"]) == ("fedgh", "digits", 3, 3)
     stored = tomllib.loads((folder / "recipe.toml").read_text())
     assert stored["method"]["header_epochs"] == 1

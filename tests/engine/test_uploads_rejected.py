@@ -146,7 +146,7 @@ LINE = "nothing was learnt: in the only round no client's work counted (3 refuse
 def test_a_run_and_reading_it_again(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.status(["run", "wild.toml", "--out", "a"]) == 3
     shown = capsys.readouterr()
-    assert "accuracy received" in shown.out
+    assert "Accuracy: stage received" in shown.out
     assert "fedavg: nothing was learnt  accuracy" in shown.err
     assert shown.err.splitlines()[-1].startswith(f"polyfed: {LINE}")
     assert json.loads((place / "a" / "result.json").read_text())["nothing_learnt"].startswith(LINE)

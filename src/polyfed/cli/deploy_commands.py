@@ -184,5 +184,5 @@ def local(
     options: dict[str, Any] = {"method": method, "seed": seed, "preset": preset, "out": out, "nodes": nodes}
     options |= {"overwrite": overwrite, "deadline": deadline}
     done = local(recipe, overrides=with_loggers(settings, loggers), progress=not quiet, **options)
-    print_run(done.result, done.path)
+    print_run(str(done.path))
     raise_if_nothing_learnt(done.result)

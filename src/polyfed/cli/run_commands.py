@@ -87,7 +87,7 @@ def run(
         preset=preset,
     )
     done = run(asked, out=asked.folder, resume=resume, overwrite=overwrite, progress=not quiet)
-    print_run(done.result, done.path)
+    print_run(asked.folder)
     print_preset(asked)
     raise_if_nothing_learnt(done.result)
 

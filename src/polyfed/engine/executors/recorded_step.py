@@ -34,10 +34,10 @@ Step = Callable[[Sequence[Tensor]], None]  # takes what was drawn for it
 
 @dataclass(frozen=True)
 class _Recording:
-    """A step as a graph. moving: where it finds what was drawn for it. keeps: what must live as long."""
+    """A step as a graph. drawn: where it finds what was drawn for it. keeps: what must live as long."""
 
     graph: Any
-    moving: Sequence[Tensor]
+    drawn: Sequence[Tensor]
     keeps: object
 
 
@@ -88,15 +88,15 @@ class Recordings:
         state: StackState,
         key: Hashable,
         number: int,
-        moving: Sequence[Tensor],
+        drawn: Sequence[Tensor],
         step: Step,
         keeps: object,
     ) -> bool:
         """Take a step by its graph, which is made when the step comes up for the second time.
 
         Args:
-            key: equal for steps that differ in nothing but what lies in the state and in `moving`. number: of the step.
-            moving: what was drawn for it.
+            key: equal for steps that differ in nothing but what lies in the state and in `drawn`. number: of the step.
+            drawn: what was drawn for it.
             keeps: what the step looks into beside the state, which must live as long as the graph.
 
         Returns:
@@ -111,23 +111,23 @@ class Recordings:
                 if self._captures[label] >= _MOST_CAPTURES and self._replays[label] < _WORTH * self._captures[label]:
                     raise RuntimeError("its steps are of too many kinds")
                 self._captures[label] += 1
-                recording = state.graphs[key] = self._recorded(state, number, moving, step, keeps)
+                recording = state.graphs[key] = self._recorded(state, number, drawn, step, keeps)
             except Exception as error:
                 self.refused[label] = kind_and_line(error)
                 self._states = {key: state for key, state in self._states.items() if key[0] != label}
                 return False
-        _copy(recording.moving, moving)
+        _copy(recording.drawn, drawn)
         state.number.fill_(number)
         recording.graph.replay()
         self._replays[label] += 1
         return True
 
     def _recorded(
-        self, state: StackState, number: int, moving: Sequence[Tensor], step: Step, keeps: object
+        self, state: StackState, number: int, drawn: Sequence[Tensor], step: Step, keeps: object
     ) -> _Recording:
         """The step as a graph, which does what the step does when it is launched; the state is as before."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        moving = [tensor.clone() for tensor in moving]
+        drawn = [tensor.clone() for tensor in drawn]
         state.number.fill_(number)
         written = state.written()
         before = [tensor.detach().clone() for tensor in written]
@@ -139,14 +139,14 @@ class Recordings:
         try:
             with torch.cuda.device(device), torch.cuda.stream(stream):  # a capture waits for the present device
                 for _ in range(_WARM_UPS):
-                    step(moving)
+                    step(drawn)
                     _copy(written, before)
                 with _waits_are_errors(), _CopiesAreErrors():  # type: ignore[no-untyped-call]
-                    step(moving)  # before a capture, which leaves things behind where it breaks off
+                    step(drawn)  # before a capture, which leaves things behind where it breaks off
                 launched = [tensor.detach().clone() for tensor in written]
                 _copy(written, before)
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream):  # nothing is computed
-                    step(moving)
+                    step(drawn)
                 graph.replay()
             count = len(state.tensors)
             parts = (slice(count), slice(count, count + len(state.optimizer.tensors())))
@@ -157,7 +157,7 @@ class Recordings:
             torch.cuda.set_stream(current)  # where a capture that failed has left another one
             current.wait_stream(stream)
             _copy(written, before)
-        return _Recording(graph, moving, keeps)
+        return _Recording(graph, drawn, keeps)
 
 
 @contextlib.contextmanager

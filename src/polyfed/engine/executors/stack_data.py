@@ -54,7 +54,7 @@ class PhaseData:
     Attributes:
         sizes: (S, K) rows of each batch, in main memory; 0 where a client is through. width: B.
         tensors: "x" of all samples; "rows" (S, K, B) of each client's own data, "where" in all data, "labels" and
-            "weights"; "drawn" for augmentation; "counts", as `sizes`.
+            "weights"; "drawn" for augmentation; "sizes".
     """
 
     def __init__(self, progresses: Sequence[ClientProgress], phase: Phase, device: torch.device) -> None:
@@ -77,7 +77,7 @@ class PhaseData:
             "where": where,
             "labels": labels,
             "weights": weights.float(),
-            "counts": self.sizes.to(device, torch.float32 if device.type == "mps" else torch.float64),
+            "sizes": self.sizes.to(device, torch.float32 if device.type == "mps" else torch.float64),
         }
         by_class = [class_weights(progress.client, phase) for progress in progresses]
         if by_class[0] is not None:
@@ -168,9 +168,9 @@ class StackState:
             for name, old in before.items():
                 self.tensors[name].copy_(torch.where(self.masks[name], self.tensors[name], old))
 
-    def add(self, rows: slice | Tensor, counts: Tensor, found: StepResult) -> None:
-        """Take in losses and sums of some clients in a step. counts: (K,) how many rows each had."""
-        values = {("loss", ""): found.loss * counts}
+    def add(self, rows: slice | Tensor, sizes: Tensor, found: StepResult) -> None:
+        """Take in losses and sums of some clients in a step. sizes: (K,) how many rows each had."""
+        values = {("loss", ""): found.loss * sizes}
         values |= {("sums", name): value for name, value in found.sums.items()}
         values |= {("raw", name): value for name, value in found.raw.items()}
         with torch.no_grad():

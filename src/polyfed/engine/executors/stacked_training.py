@@ -148,25 +148,24 @@ class StackedPhase:
 
     def train(self) -> None:
         """Take all steps; everybody's tensors then lie in the stack's."""
-        sizes = self._data.sizes
         before = len(self._progresses)
-        for step, going in enumerate((sizes > 0).sum(dim=1).tolist()):
+        for step, sizes in enumerate(self._data.sizes.tolist()):
+            going = sum(size > 0 for size in sizes)
             if going < before:
                 self._leave(going, before)
                 before = going
             inputs = self._inputs(step, going)
-            widths = sizes[step].tolist()
-            groups = self._groups(step, widths, inputs)
-            if len(groups) == 1 and self._replayed(step, widths, inputs):
+            groups = self._groups(step, sizes, inputs)
+            if len(groups) == 1 and self._replayed(step, sizes, inputs):
                 continue
             parts = []
             for places in groups:
                 rows = slice(going) if len(groups) == 1 else torch.tensor(places).to(self._stack.device)
                 context = self._static.some(rows).with_inputs([inputs[place] for place in places])
-                parts.append((rows, max(widths[place] for place in places), context))
+                parts.append((rows, max(sizes[place] for place in places), context))
             self._take(step, going, parts)
         self._leave(0, before)
-        for progress, samples in zip(self._progresses, sizes.sum(dim=0).tolist(), strict=True):
+        for progress, samples in zip(self._progresses, self._data.sizes.sum(dim=0).tolist(), strict=True):
             progress.steps += len(progress.batches)
             progress.samples += samples
 
@@ -178,30 +177,30 @@ class StackedPhase:
         drawn = [method.step_inputs(p.client, p.steps + step, p.draws) for p in self._progresses[:going]]
         return move_mappings(drawn, self._stack.device)
 
-    def _groups(self, step: int, widths: Sequence[int], inputs: Sequence[Context]) -> list[list[int]]:
-        """The places of clients whose steps are taken as one. widths: how many rows each has."""
+    def _groups(self, step: int, sizes: Sequence[int], inputs: Sequence[Context]) -> list[list[int]]:
+        """The places of clients whose steps are taken as one. sizes: how many rows each has."""
         kinds = [structure(given) if given else () for given in inputs]
         names = frozenset([*self._contexts[0], *inputs[0]])
         key = (self._stack.label, self._number, names)
         if key not in self._stack.fills:
             alike = [place for place, kind in enumerate(kinds) if kind == kinds[0]]
-            self._stack.fills[key] = self._try(step, alike, widths, inputs)
+            self._stack.fills[key] = self._try(step, alike, sizes, inputs)
         self._fills = self._stack.fills[key]
         groups: dict[Hashable, list[int]] = {}
         for place, kind in enumerate(kinds):
-            groups.setdefault((kind, None if self._fills else widths[place]), []).append(place)
+            groups.setdefault((kind, None if self._fills else sizes[place]), []).append(place)
         return list(groups.values())
 
-    def _try(self, step: int, places: Sequence[int], widths: Sequence[int], inputs: Sequence[Context]) -> bool:
+    def _try(self, step: int, places: Sequence[int], sizes: Sequence[int], inputs: Sequence[Context]) -> bool:
         """Whether rows of weight 0 change nothing, once it is known that these clients' steps can be taken as one."""
-        widest = sorted(places, key=lambda place: -widths[place])
+        widest = sorted(places, key=lambda place: -sizes[place])
         pair = [widest[0], widest[1 % len(widest)]]  # twice the same one, where it is alone
         rows = torch.tensor(pair).to(self._stack.device)
         tensors = {n: t.detach()[rows].requires_grad_(t.requires_grad) for n, t in self._state.tensors.items()}
-        batch = self._data.batch(rows, step, widths[pair[0]])
+        batch = self._data.batch(rows, step, sizes[pair[0]])
         contexts = [{**self._contexts[place], **inputs[place]} for place in pair]
-        sizes = [widths[place] for place in pair]
-        return padding_changes_nothing(self._stack.loss, self._stack.template, tensors, batch, sizes, contexts)
+        counted = [sizes[place] for place in pair]
+        return padding_changes_nothing(self._stack.loss, self._stack.template, tensors, batch, counted, contexts)
 
     def _take(
         self, step: int | Tensor, going: int, parts: Sequence[tuple[slice | Tensor, int, StackedContext]]
@@ -222,7 +221,7 @@ class StackedPhase:
             grads = joined
         state.move(grads)
         for (rows, _, _), each in zip(parts, found, strict=True):
-            state.add(rows, self._data.planned("counts", rows, step), each)
+            state.add(rows, self._data.planned("sizes", rows, step), each)
 
     def _gradients(self, tensors: Tensors, rows: slice | Tensor, batch: Batch, context: StackedContext) -> StepResult:
         """What a step of some of the clients gives; buffers are written in place."""
@@ -235,7 +234,7 @@ class StackedPhase:
                 t[rows] = own[name]
         return found
 
-    def _replayed(self, step: int, widths: Sequence[int], inputs: Sequence[Context]) -> bool:
+    def _replayed(self, step: int, sizes: Sequence[int], inputs: Sequence[Context]) -> bool:
         """Take a step of all who go on by its graph, if there is one.
 
         It is the graph of as many clients as there were, or of half as many: who is through is computed with the others
@@ -248,7 +247,7 @@ class StackedPhase:
         count = len(self._progresses)
         while count >= 2 * going:
             count //= 2
-        width = self._data.width if self._fills else widths[0]
+        width = self._data.width if self._fills else sizes[0]
         rows = slice(count)
         static = self._static.some(rows)
         context = static.with_inputs([*inputs, *[inputs[-1]] * (count - going)])

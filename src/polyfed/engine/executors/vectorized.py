@@ -43,7 +43,7 @@ class VectorizedExecutor(Executor):
             raise ConfigError("expected workers = 2 or more, as the executor 'vectorized' trains so many as one, got 1")
         self._said: set[str] = set()
         self._prepares: list[object] = []
-        self._refused: dict[Hashable, str] = {}  # why clients of a kind train one after the other
+        self._refused: dict[Hashable, str] = {}  # why clients train one after the other
         self._recordings = Recordings()
         self._fills: dict[Hashable, bool] = {}  # see `StackedClients`
 
@@ -64,13 +64,13 @@ class VectorizedExecutor(Executor):
         """The places of clients who may train together, of similar size, and at most so many as a stack has."""
         kinds: dict[Hashable, list[int]] = {}
         for place, job in enumerate(jobs):
-            kinds.setdefault(self._kind(job), []).append(place)
+            kinds.setdefault(self._label(job), []).append(place)
         for places in kinds.values():
             places.sort(key=lambda place: -len(jobs[place].client.data.train))
             for first in range(0, len(places), self._size):
                 yield sorted(places[first : first + self._size])
 
-    def _kind(self, job: TrainJob) -> Hashable:
+    def _label(self, job: TrainJob) -> Hashable:
         """What is the same for those who may train together: the network, the exchange, the form of the data."""
         client, x = job.client, job.client.data.train.x
         if client.prepare not in self._prepares:
@@ -83,17 +83,17 @@ class VectorizedExecutor(Executor):
         first = jobs[0]
         if not first.exchange.trains:
             return map(self._alone, jobs)
-        kind = self._kind(first)
-        reason = self._refused.get(kind) or self.setup.method.trains_alone
+        label = self._label(first)
+        reason = self._refused.get(label) or self.setup.method.trains_alone
         if first.client.privacy.max_grad_norm:
             reason = "gradients are bounded row by row"
         if not reason and len(jobs) >= self._least(first):
             try:
                 return self._stacked(jobs)
             except NotVectorizable as error:
-                reason = self._refused[kind] = str(error)
+                reason = self._refused[label] = str(error)
             except torch.OutOfMemoryError as error:
-                if not self._recordings.forget(kind):
+                if not self._recordings.forget(label):
                     raise RunError(
                         f"{first.client.title} ({first.client.architecture}), round {first.round}, training: the "
                         f"device's memory ran out with {len(jobs)} clients as one; set run.workers below {len(jobs)}"
@@ -110,7 +110,7 @@ class VectorizedExecutor(Executor):
         if model_factory.device.type == "cpu":
             return 2
         network = model_factory.module(job.client.architecture, job.variant)
-        return 1 if self._recordings.worthwhile(self._kind(job), network) else min(WORTH, self._size)
+        return 1 if self._recordings.worthwhile(self._label(job), network) else min(WORTH, self._size)
 
     def _alone(self, job: TrainJob) -> JobResult:
         return run_job(job, self.setup.method, self.setup.model_factory, self.setup.store)
@@ -125,13 +125,14 @@ class VectorizedExecutor(Executor):
         if phases is None:
             phases = self.setup.method.phases(first.client.training)
         works, weights = self._received(jobs)
+        names = list(weights[0])
         groups: dict[Hashable, list[int]] = {}
         for place, work in enumerate(works):
             groups.setdefault(structure(loss_context(work.client, phases)), []).append(place)
         found: dict[int, JobResult] = {}
         for places in groups.values():
             if len(places) >= self._least(first):
-                tensors = {name: torch.stack([weights[place][name] for place in places]) for name in weights[0]}
+                tensors = {name: torch.stack([weights[place].pop(name) for place in places]) for name in names}
                 found |= zip(places, self._trained([works[place] for place in places], tensors, phases), strict=True)
             else:
                 self._say_once("clients whose contexts differ in more than values of tensors train one after the other")
@@ -161,20 +162,20 @@ class VectorizedExecutor(Executor):
     def _trained(self, works: Sequence[ClientWork], tensors: Tensors, phases: Sequence[Phase]) -> Iterator[JobResult]:
         """Train as one, the networks' tensors in place, then upload one after the other."""
         job = works[0].job
-        architecture, variant, kind = job.client.architecture, job.variant, self._kind(job)
+        architecture, variant, label = job.client.architecture, job.variant, self._label(job)
         model_factory = self.setup.model_factory
         template = model_factory.module(architecture, variant)
         clients = [work.client for work in works]
         numbers = [client.id for client in clients]
         seed_global_rng(derive_seed(clients[0].seed, "layers", job.exchange.name, job.round, *numbers))
-        known = (kind, self._recordings, self._fills)
+        known = (label, self._recordings, self._fills)
         try:
             trained = StackedClients(clients, tensors, self.setup.method, template, *known).train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
         except Exception as error:  # also one of the method's own, which shows when the client trains alone
             raise NotVectorizable(f"its training cannot be vectorized ({kind_and_line(error)})") from error
-        if reason := self._recordings.refused.get(kind):
+        if reason := self._recordings.refused.get(label):
             self._say_once(f"{architecture}: steps are launched one by one, not recorded ({reason})")
         if dropout_layers(template):
             self._say_once(f"{architecture}: dropout draws other masks for clients trained as one than for each alone")

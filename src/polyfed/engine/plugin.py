@@ -201,8 +201,11 @@ class Plugin:
         """What the server reads of all uploads of an exchange; by default, what `decode` makes of each."""
         if type(self).decode is Plugin.decode:
             return list(outcomes)
-        decoders = [functools.partial(self.decode, job=job, method=round.method) for job in jobs]
-        return [_decoded(outcome, decode) for outcome, decode in zip(outcomes, decoders, strict=True)]
+
+        def decoder(job: TrainJob) -> Callable[[Message], Message]:
+            return lambda upload: self.decode(upload, job, round.method)
+
+        return [_decoded(outcome, decoder(job)) for job, outcome in zip(jobs, outcomes, strict=True)]
 
     def after_jobs(
         self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]

@@ -100,11 +100,6 @@ def decompose(update_OI: Tensor, rank: int) -> Adapter:
     return _widened(closest, rank)
 
 
-def truncate(adapter: Adapter, rank: int) -> Adapter:
-    """The first `rank` components."""
-    return Adapter(adapter.a[:rank], adapter.b[:, :rank], adapter.scale)
-
-
 def rescale(adapter: Adapter, scale: float) -> Adapter:
     """The same update with another s: B changes."""
     return Adapter(adapter.a, (_scaled_b(adapter) / scale).to(adapter.b.dtype), scale)
@@ -112,9 +107,8 @@ def rescale(adapter: Adapter, scale: float) -> Adapter:
 
 def select(adapter: Adapter, kept: Sequence[int]) -> tuple[Adapter, Adapter]:
     """The components `kept`, in this order, and all others; their updates sum to that of the whole."""
-    chosen = list(kept)
-    others = [place for place in range(adapter.rank) if place not in chosen]
-    parts = [Adapter(adapter.a[places], adapter.b[:, places], adapter.scale) for places in (chosen, others)]
+    others = [place for place in range(adapter.rank) if place not in kept]
+    parts = [Adapter(adapter.a[places], adapter.b[:, places], adapter.scale) for places in (list(kept), others)]
     return parts[0], parts[1]
 
 

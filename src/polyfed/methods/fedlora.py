@@ -54,36 +54,49 @@ from polyfed.functional import lora
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.lora import Adapter
 
+Join = Callable[[Sequence[Adapter], Sequence[Sequence[int]], Sequence[float], Adapter], Adapter]
+
 # the rules --------------------------------------------------------------------------------------------------------
 
 
 class Rule:
-    """How the server joins clients' adapters: by `join`, layer by layer; client k gets the first r_k components.
+    """The server joins adapters layer by layer; client k gets the first r_k components.
 
-    join: what the clients sent, their shares, the last common adapter -> the common adapter of a layer.
+    join: what the clients sent, which components these are, their shares, the last common adapter -> the common adapter
+    of a layer.
     """
 
     trains_other_adapters = False  # whether clients have other adapters in every round, beside an offset to W
 
-    def __init__(self, join: Callable[[Sequence[Adapter], Sequence[float], Adapter], Adapter] | None = None) -> None:
+    def __init__(self, join: Join) -> None:
         self.join = join
 
     def init(self, server: Server, network: nn.Module) -> None:
         """The common adapters, of rank R."""
         server.state["adapters"] = {name: t.cpu().clone() for name, t in adapter_state(network).items()}
 
-    def broadcast(self, method: FedLoRA, server: Server, client_id: int) -> Message:
+    def components(self, method: FedLoRA, server: Server, client_id: int) -> dict[str, list[int]]:
+        """Which components of each layer the client trains in the present round."""
         rank = int(method.variant(server, client_id))
-        first = {name: lora.truncate(adapter, rank) for name, adapter in _common(server).items()}
-        return {"adapters": group_of(_scaled(first, method.alpha))}
+        return {name: list(range(adapter.rank))[:rank] for name, adapter in _common(server).items()}
+
+    def broadcast(self, method: FedLoRA, server: Server, client_id: int) -> Message:
+        own = self.components(method, server, client_id)
+        parts = {name: lora.select(adapter, own[name]) for name, adapter in _common(server).items()}
+        chosen = {name: lora.rescale(part, method.alpha / part.rank) for name, (part, _) in parts.items()}
+        if not self.trains_other_adapters:
+            return {"adapters": group_of(chosen)}
+        return {"adapters": group_of(chosen), "folded": group_of({name: rest for name, (_, rest) in parts.items()})}
 
     def aggregate(
         self, method: FedLoRA, server: Server, uploads: Mapping[int, Message], shares: Sequence[float]
     ) -> dict[str, Tensor]:
         """Join what the clients sent; the update of each layer."""
-        assert self.join is not None
         sent = method.sent(uploads)
-        joined = {name: self.join([own[name] for own in sent], shares, base) for name, base in _common(server).items()}
+        own = [self.components(method, server, i) for i in uploads]
+        joined = {}
+        for name, base in _common(server).items():
+            joined[name] = self.join([one[name] for one in sent], [one[name] for one in own], shares, base)
         server.state["adapters"] = group_of(joined)
         return {name: lora.product(adapter) for name, adapter in joined.items()}
 
@@ -99,31 +112,8 @@ class SelectAndFold(Rule):
 
     trains_other_adapters = True
 
-    def broadcast(self, method: FedLoRA, server: Server, client_id: int) -> Message:
-        drawn = self._drawn(method, server, client_id)
-        parts = {name: lora.select(adapter, drawn[name]) for name, adapter in _common(server).items()}
-        chosen = _scaled({name: part[0] for name, part in parts.items()}, method.alpha)
-        return {"adapters": group_of(chosen), "folded": group_of({name: part[1] for name, part in parts.items()})}
-
-    def aggregate(
-        self, method: FedLoRA, server: Server, uploads: Mapping[int, Message], shares: Sequence[float]
-    ) -> dict[str, Tensor]:
-        sent = method.sent(uploads)
-        drawn = [self._drawn(method, server, i) for i in uploads]
-        joined = {}
-        for name, base in _common(server).items():
-            places = [own[name] for own in drawn]
-            joined[name] = lora.mean_components([own[name] for own in sent], places, shares, base)
-        server.state["adapters"] = group_of(joined)
-        return {name: lora.product(adapter) for name, adapter in joined.items()}
-
-    def receive(self, client: Client, message: Message) -> None:
-        super().receive(client, message)
-        rest = adapters_of(get_group(message, "folded"))
-        load_state(client.model, {f"{name}.offset": lora.product(adapter) for name, adapter in rest.items()})
-
-    def _drawn(self, method: FedLoRA, server: Server, client_id: int) -> dict[str, list[int]]:
-        """Which components of each layer the client trains in the present round; the same at every call."""
+    def components(self, method: FedLoRA, server: Server, client_id: int) -> dict[str, list[int]]:
+        """The same at every call in a round."""
         draws = server.generator("components", client_id)
         rank = int(method.variant(server, client_id))
         common = _common(server)
@@ -132,8 +122,13 @@ class SelectAndFold(Rule):
         }
         return {name: sorted(order[:rank]) for name, order in orders.items()}
 
+    def receive(self, client: Client, message: Message) -> None:
+        super().receive(client, message)
+        rest = adapters_of(get_group(message, "folded"))
+        load_state(client.model, {f"{name}.offset": lora.product(adapter) for name, adapter in rest.items()})
 
-class Stack(Rule):
+
+class Stack:
     """All adapters beside each other are added to W everywhere; A is drawn anew, B is zero (FLoRA)."""
 
     trains_other_adapters = True
@@ -194,22 +189,17 @@ def _common(server: Server) -> dict[str, Adapter]:
     return adapters_of(get_group(server.state, "adapters"))
 
 
-def _scaled(adapters: Mapping[str, Adapter], alpha: float) -> dict[str, Adapter]:
-    """The same updates with s = alpha / r."""
-    return {name: lora.rescale(adapter, alpha / adapter.rank) for name, adapter in adapters.items()}
-
-
 def _add(update: Group, stacked: Mapping[str, Adapter]) -> dict[str, Tensor]:
     """The update of each layer, and what is stacked."""
     return {name: update[name] + lora.product(adapter).to(update[name]) for name, adapter in stacked.items()}
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Rule | Stack] = {
+    "pad": Rule(lambda sent, places, shares, last: lora.pad(sent, shares, last.rank)),
+    "slices": Rule(lora.mean_components),
+    "svd": Rule(lambda sent, places, shares, last: lora.decompose(lora.product(lora.stack(sent, shares)), last.rank)),
+    "select-and-fold": SelectAndFold(lora.mean_components),
     "stack": Stack(),
-    "svd": Rule(lambda sent, shares, last: lora.decompose(lora.product(lora.stack(sent, shares)), last.rank)),
-    "slices": Rule(lambda sent, shares, last: lora.mean_components(sent, [range(a.rank) for a in sent], shares, last)),
-    "pad": Rule(lambda sent, shares, last: lora.pad(sent, shares, last.rank)),
-    "select-and-fold": SelectAndFold(),
 }
 
 
@@ -244,7 +234,7 @@ class FedLoRA(Method):
         return sorted(map(int, numbers_in(self.ranks)))
 
     @property
-    def _rule(self) -> Rule:
+    def _rule(self) -> Rule | Stack:
         return RULES[self.aggregation]
 
     # the client's network ------------------------------------------------------------------------------------

@@ -234,9 +234,7 @@ class ClosedForm(Method):
     def bounds_rows(self) -> bool:
         return self.unit_features and not self.is_alone
 
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        return {"sums": "sums of rows, which would be solved with all that was done to them; see unit_features"}
+    fixed_entries = {"sums": "sums of rows, which would be solved with all that was done to them; see unit_features"}
 
     @property
     def exposed(self) -> Exposed | None:

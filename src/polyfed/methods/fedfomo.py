@@ -148,6 +148,4 @@ class FedFomo(Method):
     def requirements(self) -> Requirements:
         return dataclasses.replace(weight_averaging.requirements(self.aggregation), validation=True)
 
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        return {"model": "whole weights, which others weigh up"}
+    fixed_entries = {"model": "whole weights, which others weigh up"}

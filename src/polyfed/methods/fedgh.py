@@ -103,9 +103,7 @@ class FedGH(TrainedHeader):
     upload_form = {"labels": upload_forms.LABELS, "lars": upload_forms.rows_of("D")}
     unaligned_entries = ("lars",)
 
-    @property
-    def exposed(self) -> Exposed | None:
-        return Exposed("prototypes", "lars", lambda client: as_split_model(client.model).represent)
+    exposed = Exposed("prototypes", "lars", lambda client: as_split_model(client.model).represent)
 
 
 def header_sgd_step(

@@ -137,9 +137,9 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
     upload_form = {**dict.fromkeys(low_rank.GROUPS, _in_low_rank), "n": upload_forms.SAMPLES}
     delta_entries = ()
 
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        return dict.fromkeys(low_rank.GROUPS, "an update in low rank, of which clipping and noise spoil the factors")
+    fixed_entries = dict.fromkeys(
+        low_rank.GROUPS, "an update in low rank, of which clipping and noise spoil the factors"
+    )
 
     @property
     def planned(self) -> str:

@@ -18,7 +18,7 @@ Class means are over all training samples; that code leaves out a last, ragged b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -78,13 +78,9 @@ class FedRE(TrainedHeader):
         "encoding": upload_forms.Entry(("C",), least=0, most=1),
     }
 
-    @property
-    def entries_of_rows(self) -> Sequence[str]:
-        return ("representation",)
+    entries_of_rows = ("representation",)
 
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        return {"encoding": "the mixture's weights, which noise would leave none"}
+    fixed_entries = {"encoding": "the mixture's weights, which noise would leave none"}
 
 
 def entangle(rows_SD: Tensor, labels_S: Tensor, weights_S: Tensor, classes: int) -> tuple[Tensor, Tensor]:

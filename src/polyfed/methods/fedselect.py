@@ -149,9 +149,7 @@ class FedSelect(Method):
     def requirements(self) -> Requirements:
         return weight_averaging.requirements(self.aggregation)
 
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        return {"model": "entries of weights, others whenever a mask has grown"}
+    fixed_entries = {"model": "entries of weights, others whenever a mask has grown"}
 
 
 def _matrices(client: Client) -> dict[str, Tensor]:

@@ -108,9 +108,7 @@ class SCAFFOLD(FedAvg):
     upload_form = {"model": upload_forms.as_sent, "n": upload_forms.SAMPLES, "control": upload_forms.as_sent}
     ignores_initial_weights = True
 
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        return {"control": "changes of control variates, whose sum the server must keep exactly"}
+    fixed_entries = {"control": "changes of control variates, whose sum the server must keep exactly"}
 
 
 def _own_control(client: Client, message: Message) -> Group:

@@ -119,9 +119,7 @@ class ScaleFL(SubModels):
     # declared -------------------------------------------------------------------------------------------------
     ignores_initial_weights = True
 
-    @property
-    def planned(self) -> str:
-        return "when early exits begin to learn from the last one"
+    planned = "when early exits begin to learn from the last one"
 
 
 def multi_exit_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma: float, temperature: float) -> Tensor:

@@ -17,7 +17,6 @@ from polyfed.data.datasets import load_dataset
 from polyfed.data.labeled_texts import load_word_vectors
 from polyfed.data.partition import hash_groups
 from polyfed.data.text import tokenize, vocabulary
-from polyfed.errors import ConfigError
 from tests.helpers.refusals import refusal
 from tests.helpers.small_data import put, reading
 
@@ -174,5 +173,3 @@ def test_wrong_requests_are_one_clear_line(root: Path, ask: Callable[[Path], obj
 def test_groups_are_of_the_values_alone() -> None:
     assert hash_groups(["ann", "bob", "ann"], 7).tolist() == [zlib.crc32(n) % 7 for n in (b"ann", b"bob", b"ann")]
     assert hash_groups(np.array([5]), 7).tolist() == [zlib.crc32(b"5") % 7]
-    with pytest.raises(ConfigError, match="num_groups"):
-        hash_groups(["a"], 0)

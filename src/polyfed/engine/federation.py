@@ -195,7 +195,7 @@ class Federation(Setup):
             self.store,
             figures=figures_of(self.evaluation, self.metrics),
             training=self.training,
-            workers=None if asked.workers is None else check_integer("workers", asked.workers, 1),
+            workers=asked.workers,
             say=functools.partial(self.tell, "message"),
             rebuild=asked.rebuild,
         )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyfed.records.fields import validated
-from polyfed.report.benchmark_page import to_markdown, to_text
+from polyfed.report.benchmark_page import WorthTable, to_markdown, to_text
 from polyfed.report.benchmark_results import SettingResult
 from polyfed.report.benchmark_worth import comparisons, worth_of
 from polyfed.report.statistics import Estimate, holm
@@ -63,7 +63,7 @@ def test_rows_are_picked_by_validation_never_by_test() -> None:
         "| one | sure 63.00 (of 2) | smooth 57.00 (of 3) | +6.00 [-0.57, +12.57] | pooled-tuned 67.00 (of 2) | "
         "+10.00 [+5.03, +14.97] | 61.00 | 51.00 |"
     ) in page, "margins: 4.3027 / sqrt(3) times 2.646 and 2"
-    assert "sure 63.00" in to_text([worth])
+    assert "sure 63.00" in to_text(WorthTable((worth,)))
 
 
 def test_of_errors_the_lowest_is_picked() -> None:

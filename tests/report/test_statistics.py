@@ -11,7 +11,7 @@ from polyfed.errors import ConfigError
 from polyfed.report.frames import round_frame
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
-from polyfed.report.statistics import Estimate, ToTarget, leader, parse_target, to_target, total
+from polyfed.report.statistics import Estimate, leader, parse_target, to_target, total
 
 
 @pytest.mark.parametrize("values", [[0.5, 0.7, 0.5], [0.1, 0.2, 0.15, 0.3, 0.22]])
@@ -101,10 +101,11 @@ def test_what_is_no_target(text: str) -> None:
         parse_target("90")
 
 
-def needed(folder: Path, accuracy: float = 0.6, stage: str = "personal") -> ToTarget:
-    """By the runs of a folder, which are one row."""
+def needed(folder: Path, accuracy: float = 0.6, stage: str = "personal") -> dict[str, list[float | None]]:
+    """By the runs of a folder, which are one row; seed by seed."""
     (group,), _ = group_runs(load_runs(folder))
-    return to_target(round_frame(group, stage), group.seeds, accuracy)
+    found = to_target(round_frame(group, stage), group.seeds, accuracy)
+    return {key: list(by_seed.values()) for key, by_seed in found.items()}
 
 
 @pytest.mark.parametrize(
@@ -121,9 +122,9 @@ def test_the_first_round_at_the_target_counts(
     make: Any, accuracies: tuple[float, ...], stage: str, round_: int | None
 ) -> None:
     found = needed(make("a", accuracies=accuracies), 0.6, stage)
-    assert (found.rounds.mean, found.reached) == (round_, int(round_ is not None))
+    assert found["rounds"] == [round_]
     spent = None if round_ is None else (round_ * 3072, round_ * 1.5)
-    assert (None if found.bytes is None else (found.bytes, found.seconds)) == spent
+    assert (None if spent is None else (found["bytes"][0], found["seconds"][0])) == spent
 
 
 def test_rounds_that_were_not_scored_are_spent_all_the_same(make: Any) -> None:
@@ -136,14 +137,13 @@ def test_rounds_that_were_not_scored_are_spent_all_the_same(make: Any) -> None:
         line |= {"bytes_up_paper": 10 * number, "bytes_down_paper": number}
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = needed(folder)
-    assert (found.rounds.mean, found.bytes, found.bytes_paper.mean) == (2, 6144, 33)
+    assert [found[key] for key in ("rounds", "bytes", "bytes_paper")] == [[2], [6144], [33]]
 
 
-def test_over_seeds_all_must_have_reached_it(make: Any) -> None:
+def test_a_seed_that_has_not_reached_it_is_none(make: Any) -> None:
     for seed, accuracies in enumerate([(0.6, 0.7), (0.3, 0.6)]):
         make(f"s{seed}", seed=seed, accuracies=accuracies)
     both = needed(make.root)
-    assert (both.reached, both.runs, both.rounds.mean, both.bytes, both.seconds) == (2, 2, 1.5, 4608, 2.25)
-    assert both.rounds.std == pytest.approx(math.sqrt(0.5))
+    assert [both[key] for key in ("rounds", "bytes", "seconds")] == [[1, 2], [3072, 6144], [1.5, 3.0]]
     half = needed(make.root, 0.65)
-    assert (half.reached, half.runs, half.rounds.mean, half.bytes, half.seconds) == (1, 2, None, None, None)
+    assert [half[key] for key in ("rounds", "bytes", "seconds")] == [[2, None], [6144, None], [3.0, None]]

@@ -26,14 +26,14 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, data_checksum, run_planned
+from polyfed.experiments.planned_runs import PlannedRun, Report, check_planned_runs, data_checksum, run_planned
 from polyfed.experiments.sweep import sweep
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 from polyfed.records.read import flat_table
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder
-from polyfed.report.benchmark_page import to_text, write_page
+from polyfed.report.benchmark_page import WorthTable, write_page
 from polyfed.report.benchmark_results import (
     SettingResult,
     Tuning,
@@ -42,7 +42,7 @@ from polyfed.report.benchmark_results import (
     read_results,
     rows_of,
 )
-from polyfed.report.benchmark_worth import Worth, worth_of
+from polyfed.report.benchmark_worth import worth_of
 from polyfed.report.run_records import RunRecord, load_runs
 
 __all__ = ["Benchmark", "benchmark"]
@@ -52,24 +52,10 @@ _NO_WEIGHTS = "run.keep=nothing"  # hundreds of runs' networks fill a disk
 
 
 @dataclass(frozen=True)
-class Benchmark:
-    """What `benchmark` leaves behind.
+class Benchmark(Report):
+    """What `benchmark` leaves behind. table: what the others' data are worth. settings: the figures of each setting."""
 
-    Attributes:
-        folder: of its runs. table: what the others' data are worth in each setting; None where no run was finished.
-        settings: the figures of each setting. files: these and the page.
-        failures: ``"digits: fedgh, seed 0"`` -> why. unlearnt: likewise, the line on a run that learnt nothing.
-    """
-
-    folder: Path
-    table: tuple[Worth, ...] | None
     settings: tuple[SettingResult, ...] = ()
-    files: tuple[Path, ...] = ()
-    failures: Mapping[str, str] = field(default_factory=dict)
-    unlearnt: Mapping[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return "no run was finished" if self.table is None else to_text(self.table)
 
 
 def benchmark(  # noqa: PLR0913 - what a user may choose, each by its name
@@ -130,7 +116,8 @@ def benchmark(  # noqa: PLR0913 - what a user may choose, each by its name
         every[name].run()
         request.write_page()
     found, files = request.write_page()
-    return Benchmark(place, tuple(map(worth_of, found)) or None, found, files, request.failures, request.unlearnt)
+    table = WorthTable(tuple(map(worth_of, found))) if found else None
+    return Benchmark(place, table, files, request.failures, request.unlearnt, found)
 
 
 def _check_named(protocol: Protocol, settings: Collection[_Setting]) -> None:

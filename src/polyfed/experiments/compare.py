@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyfed.config.recipe import Recipe
@@ -12,14 +11,13 @@ from polyfed.engine.arguments import list_of
 from polyfed.errors import ConfigError
 from polyfed.experiments.controls import controls_of
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, run_planned
+from polyfed.experiments.planned_runs import PlannedRun, Report, check_planned_runs, run_planned
 from polyfed.experiments.run import resolve_recipe
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
-from polyfed.markup import image, notes, paragraph
 from polyfed.report.compare_command import save_command
 from polyfed.report.comparison import compare_runs
-from polyfed.report.comparison_tables import Table, to_html, to_text
+from polyfed.report.comparison_tables import Table
 from polyfed.report.html_report import write_report
 from polyfed.report.statistics import SEEDS, parse_target
 from polyfed.units import human_count
@@ -27,32 +25,10 @@ from polyfed.units import human_count
 __all__ = ["Comparison", "compare"]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What `compare` leaves behind; in a notebook its tables and curves.
+class Comparison(Report):
+    """What `compare` leaves behind; in a notebook its tables and curves."""
 
-    failures: ``"fedin, seed 0"`` -> why; files: tables and curves in `folder`.
-    unlearnt: ``"fedin, seed 0"`` -> the line on a run in which nothing was learnt.
-    """
-
-    folder: Path
     table: Table | None
-    files: tuple[Path, ...] = ()
-    failures: Mapping[str, str] = field(default_factory=dict)
-    unlearnt: Mapping[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return "no run was finished" if self.table is None else to_text(self.table)
-
-    def __repr__(self) -> str:
-        failed = f", {len(self.failures)} runs failed" if self.failures else ""
-        return f"Comparison({self.table!r}{failed}, in {self.folder})"
-
-    def _repr_html_(self) -> str:
-        shown = paragraph(str(self)) if self.table is None else to_html(self.table)
-        drawn = "".join(image(file) for file in self.files if file.suffix == ".png" and file.exists())
-        failed = notes(f"{run} failed: {why}" for run, why in self.failures.items())
-        return f"{shown}{drawn}{failed}{paragraph(f'In {self.folder}')}"
 
 
 def compare(  # noqa: PLR0913 - what a user may choose, each by its name

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from polyfed.config.recipe import Recipe
 from polyfed.engine.checkpoint import began_with, check_made_of
@@ -21,10 +22,11 @@ from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.run import check_run_folder_place
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
+from polyfed.markup import image, notes, paragraph
 from polyfed.registry import own_code
 from polyfed.report.run_records import RunRecord, load_runs
 
-__all__ = ["Outcome", "PlannedRun", "check_planned_runs", "data_checksum", "run_planned", "wait_until_free"]
+__all__ = ["Outcome", "PlannedRun", "Report", "check_planned_runs", "data_checksum", "run_planned", "wait_until_free"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,35 @@ class PlannedRun:
     def title(self) -> str:
         """For progress and errors: ``"fedgh, seed 0"``."""
         return f"{self.name}, seed {self.recipe.run.seed}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a comparison, a sweep or a benchmark leaves behind.
+
+    Attributes:
+        folder: of its runs. table: what is shown of them; None where no run was finished. files: tables and figures.
+        failures: ``"fedin, seed 0"`` -> why. unlearnt: likewise, the line on a run in which nothing was learnt.
+    """
+
+    folder: Path
+    table: Any
+    files: tuple[Path, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+    unlearnt: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "no run was finished" if self.table is None else str(self.table)
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} runs failed" if self.failures else ""
+        return f"{type(self).__name__}({self.table!r}{failed}, in {self.folder})"
+
+    def _repr_html_(self) -> str:
+        shown = paragraph(str(self)) if self.table is None else self.table._repr_html_()
+        drawn = "".join(image(file) for file in self.files if file.suffix == ".png" and file.exists())
+        failed = notes(f"{run} failed: {why}" for run, why in self.failures.items())
+        return f"{shown}{drawn}{failed}{paragraph(f'In {self.folder}')}"
 
 
 @dataclass(frozen=True)

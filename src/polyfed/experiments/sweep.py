@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,12 @@ from polyfed.config.recipe import Recipe
 from polyfed.config.resolve import parse_override, to_toml
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.planned_runs import Outcome, PlannedRun, check_planned_runs, run_planned
+from polyfed.experiments.planned_runs import Outcome, PlannedRun, Report, check_planned_runs, run_planned
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
-from polyfed.markup import notes, paragraph
 from polyfed.report.run_records import format_setting
 from polyfed.report.sweep_figures import draw
-from polyfed.report.sweeps import SweepCell, SweepTable, build_table, short_names, to_html, to_text, write
+from polyfed.report.sweeps import SweepCell, SweepTable, build_table, short_names, write
 
 __all__ = ["Sweep", "parse", "sweep"]
 
@@ -34,34 +33,15 @@ _OWN = ("method", "methods")  # the tables of a method's own hyperparameters, wh
 _SLUG = 100  # characters of a folder's name
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """What `sweep` leaves behind. failures: ``"lr=0.1, seed 0"`` -> why; files: table and figure in `folder`.
+class Sweep(Report):
+    """What `sweep` leaves behind. unlearnt: of each run, where nothing was learnt with any of the settings."""
 
-    unlearnt: likewise, the line on each run, where nothing was learnt with any of the settings.
-    """
-
-    folder: Path
     table: SweepTable | None
-    files: tuple[Path, ...] = ()
-    failures: Mapping[str, str] = field(default_factory=dict)
-    unlearnt: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def chosen(self) -> dict[str, Any] | None:
         """The swept settings chosen by validation; None where no combination was run with all seeds."""
         return None if self.table is None else self.table.chosen
-
-    def __str__(self) -> str:
-        return "no run was finished" if self.table is None else to_text(self.table)
-
-    def __repr__(self) -> str:
-        failed = f", {len(self.failures)} runs failed" if self.failures else ""
-        return f"Sweep({self.table!r}{failed}, in {self.folder})"
-
-    def _repr_html_(self) -> str:
-        shown = paragraph(str(self)) if self.table is None else to_html(self.table)
-        return f"{shown}{notes(f'{run} failed: {why}' for run, why in self.failures.items())}"
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from polyfed.report.findings import Gains
 from polyfed.report.plot_style import (
@@ -15,7 +15,9 @@ from polyfed.report.plot_style import (
     canvas,
     inches,
 )
-from polyfed.report.statistics import Estimate
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _PARTS = {"gain": "gain over Local", "federated": "federated gain"}  # attribute of `Gains` -> panel of the figure
 _MOST = 10.0  # percentage points from which on the figure's color is full
@@ -47,54 +49,42 @@ def gains_figure(by_setting: Mapping[str, Mapping[str, Gains]], methods: Sequenc
     width = 1.6 + inches(names, _SIZE) + len(_PARTS) * len(by_setting) * _COLUMN
     height = _ROW * len(names) + 0.5 + 0.71 * inches(by_setting, _SIZE)
     figure, (panels,) = canvas("Gains by setting", about, height, columns=2, width=max(WIDTH, width), sharey=True)
-    rows = []
+    lines = [
+        (setting, name, part, one.mean, one.margin, one.is_distinguishable, of_name[name].rises_below_local)
+        for part in _PARTS
+        for setting, of_name in by_setting.items()
+        for name in names
+        if name in of_name
+        for one in [getattr(of_name[name], part)]
+    ]
+    columns = ["setting", "method", "part", "mean", "margin", "is_sure", "is_below"]
+    rows = pd.DataFrame(lines, columns=columns, dtype=object)
+    rows["is_below"] &= rows["part"] == "federated"
     for axes, (part, title) in zip(panels, _PARTS.items(), strict=True):
-        cells = {
-            (x, y): getattr(gains[method], part)
-            for x, gains in enumerate(by_setting.values())
-            for y, method in enumerate(names)
-            if method in gains
-        }
-        pale = {
-            (x, y)
-            for x, gains in enumerate(by_setting.values())
-            for y, method in enumerate(names)
-            if part == "federated" and method in gains and gains[method].rises_below_local
-        }
-        shown = _map(axes, cells, pale, len(by_setting), len(names))
+        shown = _map(axes, rows[rows["part"] == part], list(by_setting), names)
         axes.set_title(title, size=_SIZE + 1)
         axes.set_xticks(range(len(by_setting)), list(by_setting), size=_SIZE, rotation=45, ha="right")
         axes.set_yticks(range(len(names)), names, size=_SIZE)
         for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
             label.set_parse_math(False)
-        settings = list(by_setting)
-        rows += [
-            {"setting": settings[x], "method": names[y], "part": part, "mean": gain.mean, "margin": gain.margin}
-            for (x, y), gain in cells.items()
-        ]
     add_colorbar(figure, shown, panels, "percentage points")
-    return FigureWithData("gains", figure, about, pd.DataFrame(rows, dtype=object))
+    return FigureWithData("gains", figure, about, rows[columns[:5]])
 
 
-def _map(
-    axes: Any, cells: Mapping[tuple[int, int], Estimate], pale: Container[tuple[int, int]], columns: int, rows: int
-) -> Any:
-    """The cells as colors (red: a loss), with their figures; a cell without one stays white."""
+def _map(axes: Any, rows: pd.DataFrame, settings: Sequence[str], names: Sequence[str]) -> Any:
+    """The gains as colors (red: a loss), with their figures; a cell without one stays white."""
     import numpy as np
 
-    points = np.full((rows, columns), math.nan)
-    opacity = np.ones((rows, columns))
-    for (x, y), gain in cells.items():
-        if gain.mean is None:
-            continue
-        points[y, x] = 100 * gain.mean
+    points = np.full((len(names), len(settings)), math.nan)
+    opacity = np.ones(points.shape)
+    for one in rows.dropna(subset="mean").itertuples():
+        x, y = settings.index(one.setting), names.index(one.method)
+        points[y, x] = 100 * one.mean
         color = "white" if abs(points[y, x]) > _DARK else "black"
-        weight = "bold" if gain.is_distinguishable else "normal"
-        if (x, y) in pale:
-            color = GRAY
-            weight = "normal"
+        weight = "bold" if one.is_sure else "normal"
+        if one.is_below:
+            color, weight = GRAY, "normal"
             opacity[y, x] = _PALE
         axes.text(x, y, f"{points[y, x]:+.1f}", ha="center", va="center", size=_SIZE, color=color, weight=weight)
-    return axes.imshow(
-        points, alpha=opacity, cmap="RdBu", vmin=-_MOST, vmax=_MOST, aspect="auto", interpolation="nearest"
-    )
+    look = {"cmap": "RdBu", "vmin": -_MOST, "vmax": _MOST, "aspect": "auto", "interpolation": "nearest"}
+    return axes.imshow(points, alpha=opacity, **look)

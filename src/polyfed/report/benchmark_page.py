@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polyfed.escaping import markdown_text
+from polyfed.markup import notes
 from polyfed.records.main_score import ACCURACY, MainScore
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.benchmark_figures import gains_figure
@@ -37,6 +39,7 @@ from polyfed.report.text_tables import (
     Column,
     duration,
     format_mean_std,
+    html_table,
     interval,
     markdown_table,
     scored,
@@ -143,10 +146,23 @@ def _about_worth(worth: Sequence[Worth]) -> Iterator[str]:
         yield "Where rows have no validation scores, none of their kind is picked."
 
 
-def to_text(worth: Sequence[Worth], width: int = 120) -> str:
-    """What the others' data are worth, for a terminal. width: its columns."""
-    lines = [wrapped(text, width) for text in _about_worth(worth)]
-    return "\n\n".join([text_blocks(_worth_columns(worth), width), *lines])
+@dataclass(frozen=True)
+class WorthTable:
+    """What the others' data are worth, a row for each setting."""
+
+    rows: tuple[Worth, ...]
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+    def _repr_html_(self) -> str:
+        return html_table(_worth_columns(self.rows)) + notes(_about_worth(self.rows))
+
+
+def to_text(table: WorthTable, width: int = 120) -> str:
+    """For a terminal. width: its columns."""
+    lines = [wrapped(text, width) for text in _about_worth(table.rows)]
+    return "\n\n".join([text_blocks(_worth_columns(table.rows), width), *lines])
 
 
 def _primary(found: Sequence[Comparison]) -> Iterator[str]:

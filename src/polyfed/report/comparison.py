@@ -150,10 +150,7 @@ class _Section:
             row |= {key: means[key] for group in _GROUPS for key in means if key.startswith(group)}
             row |= {key: finite(value) for key, value in largest.loc[name].items()}
             if rounds is not None and target is not None:
-                needed = to_target(rounds[rounds["name"] == name], row["seeds"], target)
-                of_target = vars(needed) | needed.rounds.named("rounds")
-                of_target |= needed.bytes_paper.named("bytes_paper")
-                row |= {f"target_{key}": value for key, value in of_target.items()}
+                row |= _target(target, to_target(rounds[rounds["name"] == name], row["seeds"], target))
             if name in gains:
                 one = gains[name]
                 row |= one.gain.named("gain") | one.alone.named("gain_alone")
@@ -251,6 +248,16 @@ def _best_by_validation(runs: Sequence[RunRecord], stage: str) -> dict[int, floa
     """Seed -> test score of the round that was best on validation data, which is known for the run's own stage."""
     metric = f"{runs[0].result.main_score.name}_best_by_validation"
     return {run.seed: finite(run.figures.get((metric, stage))) for run in runs}
+
+
+def _target(accuracy: float, needed: Mapping[str, BySeed]) -> dict[str, Any]:
+    """The columns of a row that say what it took to reach an accuracy."""
+    reached = [seed for seed, number in needed["rounds"].items() if number is not None]
+    row: dict[str, Any] = {"target_accuracy": accuracy, "target_reached": len(reached)}
+    row |= {"target_runs": len(needed["rounds"]), **Estimate.of(needed["rounds"]).named("target_rounds")}
+    row |= {"target_bytes": mean_of(list(needed["bytes"].values()))}
+    row |= Estimate.of(needed["bytes_paper"]).named("target_bytes_paper")
+    return row | {f"target_{key}": mean_of(list(needed[key].values())) for key in ("seconds", "simulated_seconds")}
 
 
 def _is_pooled(runs: Sequence[RunRecord]) -> bool:

@@ -83,7 +83,7 @@ class ComparisonGroup:
             std_clients, worst_client, bottom_decile; bytes_up, bytes_down, seconds, simulated_seconds; refused (summed
             over runs), nothing_learnt (in how many runs). by_stage_NAME, by_predictor_NAME, by_classes_NAME,
             held_out_NAME, by_architecture_NAME, metric_NAME, epsilon_UNIT: as far as all of the row's runs have them.
-            target_...: `polyfed.report.statistics.ToTarget`. gain, gain_alone, federated_gain, way_to_pooled_tuned:
+            target_...: `polyfed.report.statistics.to_target`. gain, gain_alone, federated_gain, way_to_pooled_tuned:
             `polyfed.report.findings.Gains`. published: beside what a paper prints.
         notes: what the columns mean, what a reader must know about these runs, the papers' footnotes.
         footnotes: a footnote's name -> its number among the notes.
@@ -330,16 +330,14 @@ def _architecture_tables(section: ComparisonGroup) -> list[SubTable]:
 # for machines -----------------------------------------------------------------------------------------------------
 def to_csv(table: Table) -> str:
     """All sections in one sheet: a line per row, with the evaluation in columns of its own; None is empty."""
-    lines = []
+    lines: list[dict[str, Any]] = []
     for number, section in enumerate(table.sections, start=1):
         rows = section.rows.drop(columns="published").to_dict("records")
-        lines += [_joined({"table": number, **section.facts, **row}) for row in rows]
+        lines += [{"table": number, **section.facts, **row} for row in rows]
+    for line in lines:
+        line |= {key: " ".join(map(str, value)) for key, value in line.items() if isinstance(value, list)}
     heads = dict.fromkeys(head for line in lines for head, value in line.items() if value not in (None, ""))
     return csv_text(list(heads), lines)
-
-
-def _joined(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: " ".join(map(str, value)) if isinstance(value, list) else value for key, value in line.items()}
 
 
 # for people -------------------------------------------------------------------------------------------------------
@@ -395,7 +393,12 @@ def to_latex(table: Table) -> str:
 
 def latex_table(caption: str, columns: Sequence[Column], below: Sequence[str] = ()) -> str:
     """A table that shrinks where it is wider than its column of text."""
-    cells = [[_latex_cell(column, row) for row in range(len(column.cells))] for column in columns]
+    cells: list[list[str]] = []
+    for column in columns:
+        texts = [escape_latex(text) for text in column.cells]
+        if not column.words:
+            texts = [_MINUS.sub("$-$", text) for text in texts]
+        cells.append([f"\\textbf{{{text}}}" if row in column.bold else text for row, text in enumerate(texts)])
     rows = [" & ".join(row) for row in zip(*cells, strict=True)]
     sides = "".join("l" if column.words else "r" for column in columns)
     lines = [
@@ -413,13 +416,6 @@ def latex_table(caption: str, columns: Sequence[Column], below: Sequence[str] = 
         "\\end{table}\n",
     ]
     return "\n".join(lines)
-
-
-def _latex_cell(column: Column, row: int) -> str:
-    text = escape_latex(column.cells[row])
-    if not column.words:
-        text = _MINUS.sub("$-$", text)
-    return f"\\textbf{{{text}}}" if row in column.bold else text
 
 
 def escape_latex(text: str) -> str:

@@ -132,12 +132,10 @@ def _measured(entry: PaperNumber, runs: Sequence[RunRecord], rounds: pd.DataFram
         return None
     needed = to_target(rounds, seeds, float(found[2]) / 100)
     if found[1] == "bytes":
-        mean, std = needed.bytes_paper.mean, needed.bytes_paper.std
-        unit = BYTES_PER_UNIT[entry.unit]
-        return Estimate(None if mean is None else mean / unit, None if std is None else std / unit, seeds=tuple(seeds))
+        return _scaled(needed["bytes_paper"], BYTES_PER_UNIT[entry.unit])
     if total(rounds, "paper_up", "paper_down") == 0:  # nobody sends anything
         return Estimate.of(dict.fromkeys(seeds, 0.0))
-    return needed.rounds
+    return Estimate.of(needed["rounds"])
 
 
 def _scaled(found: Mapping[int, float | None], unit: float) -> Estimate:

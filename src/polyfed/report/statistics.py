@@ -208,51 +208,31 @@ def parse_target(text: str | float) -> float:
     return share
 
 
-@dataclass(frozen=True)
-class ToTarget:
-    """What a row needed to reach an accuracy. Means are over seeds, None unless all seeds reached it.
-
-    Attributes:
-        accuracy: the target, in [0, 1].
-        reached, runs: how many of the row's runs reached it, and how many there are.
-        rounds: the first round at or above it.
-        bytes: sent up to its end, both ways. bytes_paper: likewise, as the method's paper counts.
-        seconds: spent up to its end. simulated_seconds: likewise, on simulated devices; None where there are none.
-    """
-
-    accuracy: float
-    reached: int
-    runs: int
-    rounds: Estimate
-    bytes: float | None
-    bytes_paper: Estimate
-    seconds: float | None
-    simulated_seconds: float | None
-
-
-def to_target(rounds: pd.DataFrame, seeds: Sequence[int], accuracy: float) -> ToTarget:
-    """What a row's runs needed to reach an accuracy (in [0, 1]).
+def to_target(rounds: pd.DataFrame, seeds: Sequence[int], accuracy: float) -> dict[str, dict[int, float | None]]:
+    """What a row's runs needed to reach an accuracy (in [0, 1]), seed by seed; None where one has not reached it.
 
     Args:
         rounds: the row's of `polyfed.report.frames.round_frame`. seeds: of its runs.
+
+    Returns:
+        "rounds": the first round at or above it. "bytes" (both ways), "bytes_paper" (as the method's paper counts),
+        "seconds", "simulated_seconds": of all rounds up to it.
     """
-    spent: dict[int, pd.DataFrame] = {}  # the rounds of a seed up to the first at or above the accuracy
+    summed = {
+        "bytes": ("bytes_up", "bytes_down"),
+        "bytes_paper": ("paper_up", "paper_down"),
+        "seconds": ("seconds",),
+        "simulated_seconds": ("simulated_seconds",),
+    }
+    needed: dict[str, dict[int, float | None]] = {key: dict.fromkeys(seeds) for key in ("rounds", *summed)}
     for seed, own in rounds.groupby("seed"):
         reached = own["round"][own["value"] >= accuracy]
         if len(reached):
-            spent[seed] = own[own["round"] <= reached.min()]
-    needed: dict[str, dict[int, float | None]] = {
-        "rounds": {seed: int(own["round"].max()) for seed, own in spent.items()},
-        "bytes": {seed: total(own, "bytes_up", "bytes_down") for seed, own in spent.items()},
-        "bytes_paper": {seed: total(own, "paper_up", "paper_down") for seed, own in spent.items()},
-        "seconds": {seed: total(own, "seconds") for seed, own in spent.items()},
-        "simulated_seconds": {seed: total(own, "simulated_seconds") for seed, own in spent.items()},
-    }
-    over_seeds = {key: Estimate.of({seed: found.get(seed) for seed in seeds}) for key, found in needed.items()}
-    means = {key: over_seeds[key].mean for key in ("bytes", "seconds", "simulated_seconds")}
-    return ToTarget(
-        accuracy, len(spent), len(seeds), rounds=over_seeds["rounds"], bytes_paper=over_seeds["bytes_paper"], **means
-    )
+            spent = own[own["round"] <= reached.min()]
+            needed["rounds"][seed] = int(reached.min())
+            for key, columns in summed.items():
+                needed[key][seed] = total(spent, *columns)
+    return needed
 
 
 def total(rounds: pd.DataFrame, *columns: str) -> float | None:

@@ -100,20 +100,17 @@ def interval_of_score(one: Estimate, score: MainScore = ACCURACY) -> str:
 # Markdown ---------------------------------------------------------------------------------------------------------
 def markdown_table(columns: Sequence[Column]) -> str:
     """GitHub's table, without a line's end after the last row."""
-    cells = [[_markdown_cell(column, row) for row in range(len(column.cells))] for column in columns]
+    cells: list[list[str]] = []
+    for column in columns:
+        marks = dict.fromkeys(column.bold, "**") | dict.fromkeys(column.italic, "*")
+        found = [(markdown_text(text), marks.get(row, "")) for row, text in enumerate(column.cells)]
+        cells.append([f"{mark}{text}{mark}" for text, mark in found])
     lines = [
         [markdown_text(column.heading) for column in columns],
         [":--" if column.words else "--:" for column in columns],
         *zip(*cells, strict=True),
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _markdown_cell(column: Column, row: int) -> str:
-    text = markdown_text(column.cells[row])
-    if row in column.italic:
-        return f"*{text}*"
-    return f"**{text}**" if row in column.bold else text
 
 
 # HTML -------------------------------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ import csv
 import itertools
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -127,22 +125,6 @@ def test_requests_that_cannot_be_met(two_by_two: Path, make: Any) -> None:
         sizes(load_runs(folder))
     with pytest.raises(ConfigError, match="not scored in stage"):
         curve_drawings(runs, stage="after_training")
-
-
-@pytest.mark.slow
-def test_no_heavy_import_until_drawn_and_pyplot_never(two_by_two: Path, tmp_path: Path) -> None:
-    code = f"""
-import sys
-from polyfed.report import figures
-from polyfed.report import run_records
-from polyfed.report import comparison_tables
-heavy = {{"torch", "matplotlib", "rich", "numpy", "pandas", "polyfed.engine"}}
-assert not heavy & set(sys.modules), heavy & set(sys.modules)
-(drawing,) = figures.curve_drawings(run_records.load_runs({str(two_by_two)!r}))
-drawing.write({str(tmp_path / "out")!r})
-assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # clients --------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import sys
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import tomli_w
 from polyfed.deploy import OFFLINE, app_template
 from polyfed.deploy.local_cluster import LocalCluster, ProcessGroup, free_ports
 from polyfed.deploy.tls import make_node_key, make_server_certificate
-from tests.helpers.on_flower import PATIENCE, WITH_FLOWER, recipe_for_two, until
+from tests.helpers.on_flower import PATIENCE, WITH_FLOWER, until
 
 pytestmark = [WITH_FLOWER, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -42,7 +42,6 @@ socket.socket.__init__ = make
 from flwr.cli.app import app
 app()
 """
-RECIPE = recipe_for_two(["digits-cnn1"])
 OTHER_CODE = """
 import pathlib
 from flwr.clientapp import ClientApp
@@ -50,13 +49,6 @@ from flwr.clientapp import ClientApp
 pathlib.Path({mark!r}).touch()
 client_app = ClientApp()
 """
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "recipe.toml"
-    path.write_text(RECIPE)
-    return path
 
 
 class Caller:
@@ -203,14 +195,6 @@ def test_through_the_generated_proxy_only_nodes_come(recipe: Path, tmp_path: Pat
 
 
 # on the machine -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def loopback(recipe: Path, tmp_path: Path) -> Iterator[LocalCluster]:
-    app_template.create_app(tmp_path / "app", recipe)
-    with LocalCluster(tmp_path, tmp_path, 2) as made:
-        made.prepare()
-        yield made
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +21,9 @@ from polyfed.deploy.local_cluster import LocalCluster, free_ports, local
 from polyfed.engine.run_folder import lock_folder
 from polyfed.experiments.run import run
 from polyfed.testing.fixtures import TIMES
-from tests.helpers.on_flower import WITH_FLOWER, recipe_for_two, until
+from tests.helpers.on_flower import WITH_FLOWER, until
 
 pytestmark = WITH_FLOWER
-
-RECIPE = recipe_for_two(["digits-cnn1", "digits-cnn2"], rounds=4, lr=0.05)
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "recipe.toml"
-    path.write_text(RECIPE)
-    return path
-
-
-@pytest.fixture
-def loopback(recipe: Path, tmp_path: Path) -> Iterator[LocalCluster]:
-    """Two nodes and a server, with keys and app, not started."""
-    app_template.create_app(tmp_path / "app", recipe)
-    with LocalCluster(tmp_path, tmp_path, 2) as made:
-        yield made
 
 
 def records(out: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
@@ -86,7 +68,6 @@ def test_a_deployment_gives_the_numbers_of_a_run_in_one_process(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_who_is_not_registered_or_speaks_plainly_is_refused(loopback: LocalCluster) -> None:
-    loopback.prepare()
     loopback.start_server()
     with pytest.raises((urllib.error.URLError, OSError)):
         urllib.request.urlopen(f"http://{loopback.address}/", timeout=30)
@@ -123,7 +104,6 @@ def test_a_node_that_is_killed_is_left_out_until_it_is_back(
 ) -> None:
     out, endless = tmp_path / "run", "training.rounds=100000"
     app_template.create_app(tmp_path / "app", recipe, overrides=[endless], overwrite=True)
-    loopback.prepare()
     loopback.start_server()
     loopback.register([0, 1])
     nodes = [loopback.start_node(number) for number in (0, 1)]
@@ -178,7 +158,6 @@ def words_of(number: int) -> str:
 @pytest.mark.timeout(3600)
 def test_a_server_that_dies_loses_no_whole_round(loopback: LocalCluster, recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    loopback.prepare()
     server = loopback.start_server()
     loopback.register([0, 1])
     for number in (0, 1):

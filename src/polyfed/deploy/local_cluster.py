@@ -305,15 +305,7 @@ class LocalCluster(ProcessGroup):
         self.address = f"{_HOST}:{self.port}"
         super().__init__(logs, {**OFFLINE, **_paths(), "FLWR_HOME": str(self._home)})
 
-    def start_all(self) -> None:
-        """Start the server and all nodes; RunError: a program does not start."""
-        self.prepare()
-        self.start_server()
-        self.register(range(self.nodes))
-        for number in range(self.nodes):
-            self.start_node(number)
-
-    def prepare(self) -> None:
+    def __enter__(self) -> Self:
         """Write certificates, keys, and where the `flwr` command finds the server."""
         make_server_certificate(self._keys, ["localhost", _HOST])
         for number in range(self.nodes):
@@ -322,6 +314,14 @@ class LocalCluster(ProcessGroup):
         self._home.mkdir(exist_ok=True)
         config = {"superlink": {"default": _CONNECTION, _CONNECTION: connection}}
         (self._home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
+        return self
+
+    def start_all(self) -> None:
+        """Start the server and all nodes; RunError: a program does not start."""
+        self.start_server()
+        self.register(range(self.nodes))
+        for number in range(self.nodes):
+            self.start_node(number)
 
     def start_server(self) -> Popen[bytes]:
         """Start the server, and wait until it answers."""

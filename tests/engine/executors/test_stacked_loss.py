@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from polyfed.engine.executors.stacked_loss import FewerKernels
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.vmapped import FewerKernels
 
 K, B, D, C = 3, 5, 4, 6
 DRAWS = torch.Generator().manual_seed(0)

@@ -122,9 +122,9 @@ def width_of(name: str) -> Callable[[UploadContext], int]:
     return width
 
 
-def alike(tensors: Group, whole: bool = True) -> Members:
+def alike(tensors: Group) -> Members:
     """Tensors of the same names, shapes and types."""
-    return Members({name: _same(tensor) for name, tensor in tensors.items()}, whole)
+    return Members({name: _same(tensor) for name, tensor in tensors.items()})
 
 
 def as_sent(known: UploadContext, name: str) -> Members:

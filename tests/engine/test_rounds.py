@@ -255,7 +255,7 @@ def test_work_is_the_same_after_a_checkpoint() -> None:
 # the final round ---------------------------------------------------------------------------------------------------
 
 HEADS = Phase(2, trains=lambda name: name.startswith("head."), lr=0.05, name="heads")
-THREE = Training(rounds=3, batch_size=8, lr=0.1, client_fraction=0.5)
+THREE: dict[str, Any] = {"rounds": 3, "share": 0.5}
 
 
 class Finish(FedAvg):
@@ -287,16 +287,6 @@ class Finish(FedAvg):
             server.log["done"] = len(uploads)
 
 
-def federation_final(method: Method, training: Training = THREE, **options: Any) -> Federation:
-    return ConformanceKit(method=FedAvg()).usual.federation(method, training, **options)
-
-
-def ran_to_the_end(*arguments: Any, **options: Any) -> Federation:
-    made = federation_final(*arguments, **options)
-    made.run()
-    return made
-
-
 def test_it_comes_after_the_last_round_for_everybody() -> None:
     planned: list[tuple[int, list[int], int]] = []
 
@@ -304,7 +294,7 @@ def test_it_comes_after_the_last_round_for_everybody() -> None:
         planned.append((server.round, list(selected), server.rounds))
         call(server, selected)
 
-    made = ran_to_the_end(Spy(Finish(), start_round=plan), evaluation=Evaluation(every_n_rounds=10))
+    made = ran(Spy(Finish(), start_round=plan), **THREE, evaluation=Evaluation(every_n_rounds=10))
     assert [record["round"] for record in made.history] == [1, 2, 3, 4]
     assert [record["final_round"] for record in made.history] == [False, False, False, True]
     assert [len(record["clients"]) for record in made.history] == [3, 3, 3, 6]
@@ -317,8 +307,8 @@ def test_it_comes_after_the_last_round_for_everybody() -> None:
 
 
 def test_its_bytes_and_samples_count() -> None:
-    plain = ran_to_the_end(FedAvg())
-    made = federation_final(Finish())
+    plain = ran(FedAvg(), **THREE)
+    made = federation(Finish(), **THREE)
     result = made.run().result
     last = made.history[-1]
     assert last["bytes_up"] == 6 * 8  # "done", one int64 each
@@ -333,7 +323,7 @@ def sent(made: Federation, number: int) -> Mapping[str, Tensor]:
 
 
 def test_the_rounds_before_are_those_of_the_method_without() -> None:
-    plain, made = ran_to_the_end(FedAvg()), ran_to_the_end(Finish())
+    plain, made = ran(FedAvg(), **THREE), ran(Finish(), **THREE)
     keys = ("clients", "bytes_by_client", "train_loss", "lr")
     for one, other in zip(plain.history, made.history, strict=False):
         assert {key: one[key] for key in keys} == {key: other[key] for key in keys}
@@ -343,7 +333,7 @@ def test_the_rounds_before_are_those_of_the_method_without() -> None:
 
 def test_phases_of_an_exchange_stand_in_for_the_methods_own() -> None:
     """Only the head moves, from the model that was received."""
-    made = ran_to_the_end(Finish())
+    made = ran(Finish(), **THREE)
     for client in made.clients:
         assert client.weights is not None
         for name, tensor in sent(made, client.id).items():
@@ -351,7 +341,7 @@ def test_phases_of_an_exchange_stand_in_for_the_methods_own() -> None:
 
 
 def test_the_result_is_of_the_end_and_tells_what_was_before(tmp_path: Path) -> None:
-    made = federation_final(Finish(), evaluation=Evaluation(extra_stages=["received"]), out=tmp_path / "run")
+    made = federation(Finish(), **THREE, evaluation=Evaluation(extra_stages=["received"]), out=tmp_path / "run")
     result = made.run().result
     third, last = made.history[2:]
     assert result["accuracy"] == last["accuracy"]["personal"]["mean"]
@@ -366,8 +356,8 @@ def test_the_result_is_of_the_end_and_tells_what_was_before(tmp_path: Path) -> N
         with torch.no_grad():
             right = (model(client.data.test.x).argmax(1) == client.data.test.y).double().mean()
         assert float(right) == pytest.approx(result["accuracy_per_client"][client.id])
-    assert ran_to_the_end(FedAvg()).history[-1]["final_round"] is False
-    assert federation_final(FedAvg()).run().result["accuracy_before_final_round"] is None
+    assert ran(FedAvg(), **THREE).history[-1]["final_round"] is False
+    assert federation(FedAvg(), **THREE).run().result["accuracy_before_final_round"] is None
 
 
 STORM = Availability(dropout_rate=0.5, late_joiners=2, join_round=3)
@@ -377,16 +367,16 @@ STORM = Availability(dropout_rate=0.5, late_joiners=2, join_round=3)
     "where", others_slow([{"after": 2}, {"after": 3}, {"within": 4}, {"after": 4}], quick=[{"after": 3}, {"within": 4}])
 )
 def test_resuming_anywhere(tmp_path: Path, where: dict[str, int]) -> None:
-    whole = ran_to_the_end(Finish(), availability=STORM)
-    first = federation_final(Finish(), availability=STORM, out=tmp_path / "run", loggers=[Interrupt(**where)])
+    whole = ran(Finish(), **THREE, availability=STORM)
+    first = federation(Finish(), **THREE, availability=STORM, out=tmp_path / "run", loggers=[Interrupt(**where)])
     with pytest.raises(RunInterrupted):
         first.run()
-    second = federation_final(Finish(), availability=STORM, out=tmp_path / "run")
+    second = federation(Finish(), **THREE, availability=STORM, out=tmp_path / "run")
     result = second.run(resume=True).result
     assert records(second) == records(whole)
     assert difference(all_state(second), all_state(whole)) is None
     assert result["accuracy_before_final_round"] is not None
-    third = federation_final(Finish(), availability=STORM, out=tmp_path / "run")
+    third = federation(Finish(), **THREE, availability=STORM, out=tmp_path / "run")
     read = third.run(resume=True)
     assert read.result == result
     assert [record["round"] for record in read.history] == [1, 2, 3, 4]
@@ -394,7 +384,7 @@ def test_resuming_anywhere(tmp_path: Path, where: dict[str, int]) -> None:
 
 
 def test_everybody_present_is_reached() -> None:
-    made = ran_to_the_end(Finish(), availability=Availability(dropout_rate=1.0))
+    made = ran(Finish(), **THREE, availability=Availability(dropout_rate=1.0))
     assert [len(record["dropped"]) for record in made.history] == [3, 3, 3, 0]
     assert made.history[-1]["clients"] == [*ALL]
     assert made.history[-1]["server"] == {"done": 6.0}
@@ -404,7 +394,7 @@ def test_everybody_present_is_reached() -> None:
 def test_it_follows_an_early_stop() -> None:
     settings = Training(rounds=9, batch_size=8, lr=0.0, lr_schedule="exponential", lr_gamma=0.5)
     evaluation = Evaluation(patience=2)
-    whole = federation_final(Finish(), settings, evaluation=evaluation)
+    whole = ConformanceKit(method=FedAvg()).usual.federation(Finish(), settings, evaluation=evaluation)
     result = whole.run().result
     assert [record["final_round"] for record in whole.history] == [False, False, False, True]
     assert (result["stopped_after"], result["rounds"]) == (3, 9)

@@ -136,12 +136,11 @@ def public_outputs(
     passes = [PublicPass(i, weights, outputs, rows, server.round) for i, weights in models.items()]
     if server.run_passes is not None:
         return server.run_passes(passes)
-    return [_run_here(server, each) for each in passes]
-
-
-def _run_here(server: Server, asked: PublicPass) -> Tensor:
-    model = server.model(server.clients[asked.client_id].architecture, asked.weights)
-    return run_pass(asked, model, server.public, server.prepare).to(server.device)
+    found = []
+    for one in passes:
+        model = server.model(server.clients[one.client_id].architecture, one.weights)
+        found.append(run_pass(one, model, server.public, server.prepare).to(server.device))
+    return found
 
 
 def run_pass(asked: PublicPass, model: nn.Module, public: PublicData | None, prepare: Prepare) -> Tensor:

@@ -200,16 +200,14 @@ class Federation(Setup):
             rebuild=asked.rebuild,
         )
         executor = make_executor(asked.executor, setup)
+        if asked.wrap is not None:
+            executor = WrappedExecutor(executor, asked.wrap)
         self.server.run_passes = executor.run_passes
-        if self._stays_on_device(executor):
+        # uploads and the server's state stay on the GPU where clients' weights are kept, unless somebody reads them
+        follows = executor.in_process and self.store.on_device and server_follows_device(self.method)
+        if follows and not any(map(reads_uploads, self.plugins)):
             self.server.device = with_number(self.model_factory.device)
-        return executor if asked.wrap is None else WrappedExecutor(executor, asked.wrap)
-
-    def _stays_on_device(self, executor: Executor) -> bool:
-        """Whether uploads and the server's state stay on the GPU where clients' weights are kept."""
-        if not executor.in_process or self.execution.wrap is not None:
-            return False
-        return self.store.on_device and server_follows_device(self.method) and not any(map(reads_uploads, self.plugins))
+        return executor
 
     def __repr__(self) -> str:
         facts = self.facts

@@ -51,7 +51,8 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
         device: "cpu", "cuda", "cuda:1".
         workers: clients that train at the same time, each in a process of its own; default: one per core, where that
             pays. The result does not depend on it.
-        executor: who does the clients' work: "auto", "serial", "processes", "vectorized", "ray".
+        executor: who does the clients' work: "auto", "serial", "processes", "vectorized", "ray", or your own
+            ("package.module:Class").
         preset: one of the recipe's ``[presets]``, or several with commas between.
         loggers: who watches: functions of a round's record, and objects with any of `Logger`'s methods.
 

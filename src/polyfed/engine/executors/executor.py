@@ -109,7 +109,7 @@ class WrappedExecutor(Executor):
         super().__init__(inner.setup)
         self._run = wrap(inner.run)
         self._inner = inner
-        self.workers = inner.workers
+        self.workers, self.run_passes = inner.workers, inner.run_passes
 
     def run(self, jobs: Sequence[TrainJob], done: Done) -> list[JobResult]:
         return self._run(jobs, done)

@@ -19,7 +19,6 @@ from polyfed.core.message import (
     clone,
     contiguous,
     first_nonfinite,
-    flatten,
     freeze,
     largest_entry,
     places_of,
@@ -128,7 +127,7 @@ class ClientWork:
                 with self._counter or contextlib.nullcontext():
                     made = self.method.upload(client, self.trained)
             with copy_once():  # what is uploaded of the network's tensors is not copied once more to be kept
-                sums = {name: value for name, value in flatten(dict(self.trained.sums)).items() if value.dim() == 0}
+                sums = {name: value for name, value in self.trained.sums.items() if value.dim() == 0}
                 largest = self._leave_device(made or {}, list(sums.values()))
                 if made is not None:
                     if job.exchange.trains or not self._is_as_before(weights):
@@ -140,14 +139,14 @@ class ClientWork:
                 sums = move_group(sums, "cpu")
         return JobResult(
             client.id,
-            message,
-            job.client.weights if row is None or refused is not None else row,
-            state,
-            self.trained,
-            sent_nbytes(self.method, message),
-            {} if refused else {name: float(value) for name, value in sums.items()},
-            None if refused else score,
-            refused,
+            message=message,
+            weights=job.client.weights if row is None or refused is not None else row,
+            state=state,
+            trained=self.trained,
+            bytes_up=sent_nbytes(self.method, message),
+            sums={} if refused else {name: float(value) for name, value in sums.items()},
+            score=None if refused else score,
+            refused=refused,
             largest=largest,
             operations=self._in_training + (0 if self._counter is None else self._counter.count),
         )

@@ -11,6 +11,7 @@ import pytest
 
 import polyfed as pf
 from polyfed.config.recipe import Recipe
+from polyfed.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +81,9 @@ def test_what_tells_runs_apart_is_in_each_line(two_by_two: Path) -> None:
     curves = scores.pivot_table("value", "round", "name", observed=True)
     assert curves["fedgh"].tolist() == [0.3, 0.4, 0.6]
     assert curves["local"].tolist() == [0.3, 0.4, 0.54]
+
+
+def test_folders_without_a_finished_run_are_refused(make: Any) -> None:
+    make("a", finished=False)
+    with pytest.raises(ConfigError, match="expected finished runs, got none in"):
+        pf.results(make.root)

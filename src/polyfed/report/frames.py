@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from polyfed.errors import ConfigError
 from polyfed.records.fields import validated
 from polyfed.records.schema import RoundRecord
 from polyfed.report.run_records import RunRecord, frame_of, load_runs, run_in_memory, with_facts
@@ -49,7 +50,7 @@ def results(source: str | Path | InMemory | Iterable[str | Path], clients: bool 
             figures of the whole run are always there.
 
     Raises:
-        ConfigError: no run was found, or a file is broken.
+        ConfigError: no finished run was found, or a file is broken.
     """
     import pandas as pd
 
@@ -61,6 +62,8 @@ def results(source: str | Path | InMemory | Iterable[str | Path], clients: bool 
     else:
         runs = [run for run in load_runs(source) if run.finished]
         of_rounds = [run.read_rounds() for run in runs]
+    if not runs:
+        raise ConfigError(f"expected finished runs, got none in {source}")
     frame = frame_of(runs)
     kinds: dict[str, list[Any]] = {column: list(frame[column].unique()) for column in _WORDS}
     kinds["metric"] += [name for name in ("accuracy", "rmse", "bytes_up", "bytes_down") if name not in kinds["metric"]]

@@ -22,6 +22,7 @@ from polyfed.report.comparison_tables import (
     write,
 )
 from polyfed.report.figures import axes_of, clients, curve_drawings
+from polyfed.report.grouping import Group
 from polyfed.report.html_report import page
 from polyfed.report.run_records import load_runs
 
@@ -30,6 +31,10 @@ SEEN = {"local": (0.5, 0.4, 0.6), "fedavg": (0.70, 0.60, 0.80), "fedgh": (0.72, 
 
 def compared(root: Path, **options: Any) -> Table:
     return compare_runs(load_runs(root), **options)
+
+
+def groups_in(root: Path) -> list[Group]:
+    return [section.group for section in compared(root).sections]
 
 
 def section_of(root: Path, **options: Any) -> ComparisonGroup:
@@ -322,9 +327,9 @@ def test_simulated_time(two_by_two: Path) -> None:
     """FedGH 10 and 30 s a round, Local 400 s."""
     before = compared(two_by_two, target=0.6)
     assert "simulated" not in "".join(show(before) for show in (to_text, to_markdown, to_csv))
-    assert axes_of(load_runs(two_by_two)) == ["round", "bytes", "seconds"]
+    assert axes_of(groups_in(two_by_two)) == ["round", "bytes", "seconds"]
     with pytest.raises(ConfigError, match="simulated"):
-        curve_drawings(load_runs(two_by_two), "simulated")
+        curve_drawings(groups_in(two_by_two), "simulated")
     for seed in (0, 1):
         simulate(two_by_two / f"fedgh-{seed}", (10.0, 30.0)[seed], left_out=[[1], []][seed])
         simulate(two_by_two / f"local-{seed}", 400.0, left_out=[])
@@ -336,7 +341,7 @@ def test_simulated_time(two_by_two: Path) -> None:
     assert "fedgh: clients 1 are left out" in " ".join(to_text(table).split())
     assert to_markdown(table).count("simulated time") == 2
     assert "target_simulated_seconds" in to_csv(table).splitlines()[0]
-    (drawing,) = curve_drawings(runs, "simulated")
+    (drawing,) = curve_drawings(groups_in(two_by_two), "simulated")
     (axes,) = drawing.figure.axes
     assert (axes.get_xlabel(), axes.get_xscale()) == ("simulated time [min]", "log"), "twenty times apart"
     assert list(drawing.rows["simulated"]) == [400.0, 800.0, 1200.0, 20.0, 40.0, 60.0]
@@ -347,12 +352,11 @@ def test_tables_and_figures_name_the_round_whose_scores_they_have(make: Any, rou
     about = {"evaluation": {"stage": "personal", "stages": ["personal"], "round": round}, "stages": ["personal"]}
     for name in ("local", "fedgh"):
         make(name, name, **about, best_round=1 if round == "best" else None, confusion=[[2, 1], [0, 3]])
-    runs = load_runs(make.root)
     when = "after the best round by validation" if round == "best" else "after the last round"
     other = {"best": "last round", "last": "best round"}[round]
 
-    said = [section_of(make.root).notes[0], *(drawing.about for drawing in clients(runs))]
-    said.append(page(runs, compared(make.root)))
+    said = [section_of(make.root).notes[0], *(drawing.about for drawing in clients(groups_in(make.root)))]
+    said.append(page(compared(make.root)))
     assert len(said) == 3
     assert all(when in text and other not in text for text in said), said
 

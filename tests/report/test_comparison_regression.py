@@ -58,7 +58,7 @@ def table(runs: list[RunRecord]) -> Table:
 
 def test_no_table_speaks_of_accuracies(runs: list[RunRecord], table: Table) -> None:
     shown = [to_text(table, metrics=True), to_markdown(table), to_latex(table), to_csv(table)]
-    for text in [*shown, page(runs, table).partition("Recipe of")[0]]:  # recipes name all keys
+    for text in [*shown, page(table).partition("Recipe of")[0]]:  # recipes name all keys
         assert "ccuracy" not in text
         assert "percentage points" not in text
     assert "RMSE" in shown[0]
@@ -91,8 +91,8 @@ def test_a_sweep_says_what_its_differences_are(runs: list[RunRecord]) -> None:
     assert "with the same settings otherwise, is below zero where it is better; the choice is by" in told
 
 
-def test_curves_are_in_the_unit_of_the_numbers(runs: list[RunRecord]) -> None:
-    (drawing,) = curve_drawings(runs)
+def test_curves_are_in_the_unit_of_the_numbers(table: Table) -> None:
+    (drawing,) = curve_drawings([section.group for section in table.sections])
     assert drawing.stem == "rmse-by-round"
     (axes,) = drawing.figure.axes
     assert axes.get_ylabel() == "test RMSE"

@@ -25,8 +25,13 @@ from polyfed.report.run_records import load_runs
 from tests.helpers.readable import unreadable
 
 
+def groups_in(folder: Path) -> list[Group]:
+    groups, _ = group_runs(load_runs(folder))
+    return groups
+
+
 def group_of(folder: Path) -> Group:
-    (group,), _ = group_runs(load_runs(folder))
+    (group,) = groups_in(folder)
     return group
 
 
@@ -63,7 +68,7 @@ def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path) -> None:
     for seed in (0, 1):
         path = two_by_two / f"local-{seed}" / "rounds.jsonl"
         path.write_text(re.sub(r'"bytes_(up|down)": \d+', r'"bytes_\1": 0', path.read_text()))
-    (drawing,) = curve_drawings(load_runs(two_by_two), "bytes")
+    (drawing,) = curve_drawings(groups_in(two_by_two), "bytes")
     axes = drawing.figure.axes[0]
     level, curve = axes.lines
     assert list(level.get_xdata()) == [0, 9]  # KiB, as far as the other line goes
@@ -82,8 +87,13 @@ def test_a_method_keeps_its_color_in_all_figures_of_a_folder(make: Any) -> None:
     make("e", "fedgh", data={"dataset": "cifar10"})
     make("f", "fd", finished=False)
     runs = load_runs(make.root)
-    (marks,) = sizes(runs)
-    drawn = [line for one in (*curve_drawings(runs), *clients(runs)) for line in one.figure.axes[0].lines]
+    groups, _ = group_runs(runs)
+    (marks,) = sizes(groups)
+    drawn = [
+        line
+        for one in (*curve_drawings(group_runs(runs)[0]), *clients(group_runs(runs)[0]))
+        for line in one.figure.axes[0].lines
+    ]
     style = line_style(2)  # of fd, fedavg, fedgh
     of_fedgh = [line for line in drawn if line.get_marker() == style["marker"]]
     assert len(of_fedgh) == 4
@@ -96,35 +106,35 @@ def test_more_than_six_lines_have_no_bands(methods: int, bands: int, make: Any) 
     for name in [f"m{number}" for number in range(methods)]:
         for seed in (0, 1):
             make(f"{name}-{seed}", "fedgh", seed, label=name)
-    for (drawing,) in (curve_drawings(load_runs(make.root)), clients(load_runs(make.root))):
+    for (drawing,) in (curve_drawings(groups_in(make.root)), clients(groups_in(make.root))):
         assert len(drawing.figure.axes[0].collections) == bands
         assert ("band" in drawing.about) is bool(bands)
         assert drawing.rows["low"].notna().all()
 
 
 def test_bytes_far_apart_are_on_a_logarithmic_axis(two_by_two: Path) -> None:
-    assert curve_drawings(load_runs(two_by_two), "bytes")[0].figure.axes[0].get_xscale() == "linear"
+    assert curve_drawings(groups_in(two_by_two), "bytes")[0].figure.axes[0].get_xscale() == "linear"
     for seed in (0, 1):
         path = two_by_two / f"local-{seed}" / "rounds.jsonl"
         path.write_text(path.read_text().replace('"bytes_up": 1024', '"bytes_up": 1024000'))
-    assert curve_drawings(load_runs(two_by_two), "bytes")[0].figure.axes[0].get_xscale() == "log"
-    assert curve_drawings(load_runs(two_by_two), "round")[0].figure.axes[0].get_xscale() == "linear"
+    assert curve_drawings(groups_in(two_by_two), "bytes")[0].figure.axes[0].get_xscale() == "log"
+    assert curve_drawings(groups_in(two_by_two), "round")[0].figure.axes[0].get_xscale() == "linear"
 
 
 def test_requests_that_cannot_be_met(two_by_two: Path, make: Any) -> None:
     runs = load_runs(two_by_two)
     with pytest.raises(ConfigError, match="did you mean 'round'"):
-        curve_drawings(runs, x="rounds")
+        curve_drawings(group_runs(runs)[0], x="rounds")
     folder = make("empty", accuracy=None)
     (folder / "rounds.jsonl").write_text("")
     with pytest.raises(ConfigError, match="nothing to draw: no round"):
-        curve_drawings(load_runs(folder))
+        curve_drawings(groups_in(folder))
     with pytest.raises(ConfigError, match="architectures"):
-        architectures(load_runs(folder))
+        architectures(groups_in(folder))
     with pytest.raises(ConfigError, match="how many samples"):
-        sizes(load_runs(folder))
+        sizes(groups_in(folder))
     with pytest.raises(ConfigError, match="not scored in stage"):
-        curve_drawings(runs, stage="after_training")
+        group_runs(runs, "after_training")
 
 
 # clients --------------------------------------------------------------------------------------------------------------
@@ -165,18 +175,18 @@ def test_clients_by_hand(runs: Any) -> None:
 
 
 def test_clients_are_drawn_as_found(runs: Any) -> None:
-    (drawing,) = clients(runs)
+    (drawing,) = clients(group_runs(runs)[0])
     axes = drawing.figure.axes[0]
     local, fedgh = axes.lines
     assert list(local.get_ydata()) == pytest.approx([10, 20, 40, 50])
     assert list(fedgh.get_ydata()) == pytest.approx([30, 40, 55])
     assert all(float(tick).is_integer() for tick in axes.get_xticks()), "ranks are whole numbers"
     assert "seeds 0, 1" in drawing.about
-    (drawing,) = sizes(runs)
+    (drawing,) = sizes(group_runs(runs)[0])
     axes = drawing.figure.axes[0]
     assert axes.get_xscale() == "log", "10 and 400 samples"
     assert list(axes.lines[1].get_xdata()) == [10, 20, 30, 400, 10, 20, 400]
-    (drawing,) = architectures(runs)
+    (drawing,) = architectures(group_runs(runs)[0])
     axes = drawing.figure.axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
     marks = [line for line in axes.lines if line.get_marker() in ("x", "o")]
@@ -193,7 +203,7 @@ def test_many_networks_and_methods_with_long_names_can_be_read(make: Any) -> Non
         method = "fedgh" if number else "local"
         make(str(number), method, 0, clients_table=rows, label=label, accuracy_per_client=[0.1] * 20)
     found = load_runs(make.root)
-    for drawing in (*clients(found), *architectures(found), *sizes(found)):
+    for drawing in (*clients(group_runs(found)[0]), *architectures(group_runs(found)[0]), *sizes(group_runs(found)[0])):
         assert unreadable(drawing.figure) == [], drawing.stem
 
 

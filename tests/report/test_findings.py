@@ -13,6 +13,7 @@ import pytest
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import to_csv, to_latex, to_markdown, to_text
 from polyfed.report.figures import gain_drawings
+from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
 
 # gains over Local taken apart ----------------------------------------------------------------------------------------
@@ -112,12 +113,12 @@ def test_nothing_is_bold_that_is_level_with_a_control(alone: tuple[float, ...], 
 def test_without_controls_nothing_is_said_of_them(two_by_two: Path) -> None:
     table = compare_runs(load_runs(two_by_two))
     assert not {"control", "gain"} & set(to_csv(table).splitlines()[0].split(","))
-    assert gain_drawings(load_runs(two_by_two)) == []
+    assert gain_drawings(group_runs(load_runs(two_by_two))[0]) == []
 
 
 def test_the_figure(made: Any, make: Any) -> None:
     made(together=(0.50, 0.54, 0.58))  # 0.04 less than alone, which is 0.06 above Local
-    (drawing,) = gain_drawings(load_runs(make.root))
+    (drawing,) = gain_drawings(group_runs(load_runs(make.root))[0])
     assert drawing.stem == "decomposition"
     assert drawing.rows["federated"][0] == pytest.approx(-0.04)
     (axes,) = drawing.figure.axes

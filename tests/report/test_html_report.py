@@ -40,7 +40,7 @@ class Parts(HTMLParser):
 
 def parts_of(root: Path, figures: tuple[Path, ...] = ()) -> Parts:
     runs = load_runs(root)
-    return Parts(page(runs, compare_runs(runs), figures=figures))
+    return Parts(page(compare_runs(runs), figures))
 
 
 def rewrite(path: Path, change: Any) -> None:
@@ -81,7 +81,7 @@ def test_strings_of_run_folders_stay_strings(two_by_two: Path, make: Any) -> Non
 
 def test_it_holds_the_tables_and_the_figures_that_are_written_with_it(two_by_two: Path, tmp_path: Path) -> None:
     runs = load_runs(two_by_two)
-    files = write_report(runs, compare_runs(runs), tmp_path / "out")
+    files = write_report(compare_runs(runs), tmp_path / "out")
     drawn = {file.stem for file in files if file.suffix == ".png"}
     assert drawn == {"accuracy-by-round", "accuracy-by-bytes", "accuracy-per-client"}
     parts = Parts((tmp_path / "out" / "report.html").read_text())

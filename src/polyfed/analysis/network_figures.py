@@ -17,9 +17,9 @@ from polyfed.markup import image, notes
 from polyfed.records.read import ANALYSIS, check_links
 from polyfed.registry import suggest
 from polyfed.report.figures import architectures, axes_of, clients, curve_drawings, gain_drawings, sizes
-from polyfed.report.grouping import group_runs
+from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import FigureWithData
-from polyfed.report.run_records import RunRecord, load_runs
+from polyfed.report.run_records import RunRecord, load_runs, rows_of_pooled
 
 if TYPE_CHECKING:
     from polyfed.analysis.representations import GroupRepresentations
@@ -123,6 +123,10 @@ class _Runs:
         return load_runs(self.given, self.trust)
 
     @functools.cached_property
+    def groups(self) -> list[Group]:
+        return group_runs(rows_of_pooled(self.found), self.stage)[0]
+
+    @functools.cached_property
     def represented(self) -> list[GroupRepresentations]:
         """What the clients' networks make of common inputs: one pass for all figures that need it."""
         from polyfed.analysis.representations import represent_runs
@@ -137,14 +141,13 @@ class _Runs:
 
 
 def _curves(runs: _Runs) -> list[FigureWithData]:
-    return [drawing for x in axes_of(runs.found) for drawing in curve_drawings(runs.found, x, runs.stage)]
+    return [drawing for x in axes_of(runs.groups) for drawing in curve_drawings(runs.groups, x, runs.stage)]
 
 
 def _labels(runs: _Runs) -> list[FigureWithData]:
     from polyfed.analysis.label_distribution import plot_labels
 
-    groups, _ = group_runs(runs.found)
-    return [plot_labels(group, f"labels{end}") for group, end in _numbered(groups)]
+    return [plot_labels(group, f"labels{end}") for group, end in _numbered(runs.groups)]
 
 
 def _numbered(groups: Sequence[Found]) -> Iterator[tuple[Found, str]]:
@@ -177,10 +180,10 @@ def _tsne(runs: _Runs) -> list[FigureWithData]:
 
 FIGURES: dict[str, Callable[[_Runs], list[FigureWithData]]] = {
     "curves": _curves,
-    "clients": lambda runs: clients(runs.found),
-    "architectures": lambda runs: architectures(runs.found),
-    "sizes": lambda runs: sizes(runs.found),
-    "gains": lambda runs: gain_drawings(runs.found, runs.stage),
+    "clients": lambda runs: clients(runs.groups),
+    "architectures": lambda runs: architectures(runs.groups),
+    "sizes": lambda runs: sizes(runs.groups),
+    "gains": lambda runs: gain_drawings(runs.groups, runs.stage),
     "labels": _labels,
     "cka": _cka,
     "tsne": _tsne,

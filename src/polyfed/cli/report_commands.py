@@ -59,7 +59,7 @@ def report(
         runs = only_rows(runs, parse_names(methods))
     table = compare_runs(runs, stage, target)
     place = folders[0] if out is None else out
-    files = write_report(runs, table, place, stage=stage, axis=x)
+    files = write_report(table, place, x)
     print_text(to_text(table, terminal_width(), metrics=metrics, clients=clients))
     print_files(files)
 

@@ -118,7 +118,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         words += ["--controls"] if controls else []
         save_command(folder, shlex.join(["polyfed", "compare", str(recipe), *words]), ran=bool(pending))
     table = compare_runs(done.runs, target=target)
-    return Comparison(folder, table, tuple(write_report(done.runs, table, folder)), done.failures, done.unlearnt)
+    return Comparison(folder, table, tuple(write_report(table, folder)), done.failures, done.unlearnt)
 
 
 def _check_names(chosen: Mapping[str, Recipe]) -> None:

@@ -58,7 +58,7 @@ def compare_runs(runs: Iterable[RunRecord], stage: str | None = None, target: st
     """
     wanted = None if target is None else parse_target(target)
     groups, notes = group_runs(rows_of_pooled(runs), stage)
-    return Table(tuple(_Section(group, stage).build(wanted) for group in groups), notes)
+    return Table(tuple(_Section(group, stage).build(wanted) for group in groups), notes, stage)
 
 
 class _Section:
@@ -105,6 +105,7 @@ class _Section:
         first = group.runs[0]
         scored = self.score.of_it(f"Accuracy: {group.scoring(self.stage)}")
         return ComparisonGroup(
+            group=group,
             caption=f"{group.about}, {group.seeds_text()}. {scored}.{group.preset_text()}",
             facts={
                 "dataset": first.result.dataset,
@@ -119,7 +120,6 @@ class _Section:
             notes=tuple(notes),
             footnotes=numbers,
             leaders=leaders,
-            score=self.score,
             clients=clients,
         )
 

@@ -16,6 +16,7 @@ from polyfed.markup import details, notes, paragraph
 from polyfed.records.main_score import RMSE, MainScore
 from polyfed.report import client_scores
 from polyfed.report.atomic_files import make_folder, write_whole
+from polyfed.report.grouping import Group
 from polyfed.report.paper_results import PaperComparison
 from polyfed.report.statistics import Estimate
 from polyfed.report.text_tables import (
@@ -72,7 +73,7 @@ class ComparisonGroup:
     """One table: comparable runs under one caption.
 
     Attributes:
-        caption: data, clients, rounds, seeds, what the accuracies are, and what is scaled down.
+        group: the runs. caption: data, clients, rounds, seeds, what the accuracies are, and what is scaled down.
         facts: the same for machines.
         rows: a frame with a line for each method or variant, Local first. Scores are in [0, 1], means over seeds, each
             with ``_std`` and ``_margin`` over seeds; None is "not known". name: method or label, with the
@@ -89,18 +90,22 @@ class ComparisonGroup:
         footnotes: a footnote's name -> its number among the notes.
         leaders: "accuracy", "best_by_validation" or a stage -> the row that leads there
             (`polyfed.report.statistics.leader`); what nobody leads is left out.
-        score: what the rows' accuracies are: where numbers are predicted, the RMSE.
         clients: what each client has of each row (`polyfed.report.client_scores.scores_of_clients`).
     """
 
+    group: Group
     caption: str
     facts: Mapping[str, Any]
     rows: pd.DataFrame
     notes: tuple[str, ...]
     footnotes: Mapping[str, int]
     leaders: Mapping[str, str]
-    score: MainScore
     clients: pd.DataFrame
+
+    @property
+    def score(self) -> MainScore:
+        """What the rows' accuracies are: where numbers are predicted, the RMSE."""
+        return self.group.score
 
     def keys_of(self, group: str) -> list[str]:
         """The names of a group of figures that any row has."""
@@ -121,6 +126,7 @@ class Table:
 
     sections: tuple[ComparisonGroup, ...]
     notes: tuple[str, ...] = ()
+    stage: str | None = None  # that was asked for
 
     def __str__(self) -> str:
         return to_text(self)

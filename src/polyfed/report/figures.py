@@ -1,6 +1,6 @@
 """Figures of finished runs: curves, clients, architectures, sizes, and what federation is worth.
 
-Each function of runs gives a drawing for each set of comparable runs, with its numbers: those of `result.json`, of
+Each function gives a drawing for each set of comparable runs, with its numbers: those of `result.json`, of
 the reported round, in each run's main stage, or those of `rounds.jsonl`.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 from polyfed.report.findings import Gains, decompose
 from polyfed.report.frames import by_architecture, client_frame, curve_frame, ranked
-from polyfed.report.grouping import Group, group_runs
+from polyfed.report.grouping import Group
 from polyfed.report.plot_style import (
     HEIGHT,
     WIDTH,
@@ -29,7 +29,6 @@ from polyfed.report.plot_style import (
     shortened,
     style_axes,
 )
-from polyfed.report.run_records import RunRecord, rows_of_pooled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,15 +55,13 @@ Found = TypeVar("Found", bound=Sized)
 
 
 def _of_each_group(
-    runs: Iterable[RunRecord],
+    groups: Sequence[Group],
     stem: str,
     find: Callable[[Group], Found],
     draw: Callable[[Group, Found, str], FigureWithData],
     lacking: str,
-    stage: str | None = None,
 ) -> list[FigureWithData]:
     """The drawings of the groups in which something is found, their files numbered where there are several."""
-    groups, _ = group_runs(rows_of_pooled(runs), stage)
     every = [(group, find(group)) for group in groups]
     drawn = [(group, found) for group, found in every if len(found)]
     if not drawn and lacking:
@@ -85,23 +82,22 @@ def _about(group: Group, stage: str | None = None, more: str = "") -> str:
 # curves -----------------------------------------------------------------------------------------------------------
 
 
-def axes_of(runs: Iterable[RunRecord]) -> list[str]:
+def axes_of(groups: Sequence[Group]) -> list[str]:
     """The axes against which any of these runs can be drawn."""
-    simulated = any((run.lines["round"].notna() & (run.lines["metric"] == "simulated_seconds")).any() for run in runs)
+    simulated = any((group.frame["metric"] == "simulated_seconds").any() for group in groups)
     return [axis for axis in AXES if axis != "simulated" or simulated]
 
 
-def curve_drawings(runs: Iterable[RunRecord], x: str = "round", stage: str | None = None) -> list[FigureWithData]:
+def curve_drawings(groups: Sequence[Group], x: str = "round", stage: str | None = None) -> list[FigureWithData]:
     """``accuracy-by-<x>``: accuracy against rounds, bytes or time, one figure per set of comparable runs.
 
     Args:
-        runs: from ``load_runs``; unfinished ones are left out.
         x: "round", "bytes" (both directions), "seconds", or "simulated", the seconds that rounds would have taken on
             the clients' devices; all but the first cumulative.
         stage: which stage to draw; by default each run's own evaluation.
 
     Raises:
-        ConfigError: unknown axis, nothing to draw, or a run without the stage.
+        ConfigError: unknown axis, or nothing to draw.
     """
     if x not in AXES:
         raise ConfigError(f"unknown axis x='{x}'{suggest(x, AXES)}")
@@ -118,7 +114,7 @@ def curve_drawings(runs: Iterable[RunRecord], x: str = "round", stage: str | Non
         return FigureWithData(stem, figure, caption, _in_order(group, shown))
 
     why = "has a simulated time (see [devices])" if x == "simulated" else "was evaluated"
-    return _of_each_group(runs, f"accuracy-by-{x}", find, draw, f"no round of these runs {why}", stage)
+    return _of_each_group(groups, f"accuracy-by-{x}", find, draw, f"no round of these runs {why}")
 
 
 def _in_order(group: Group, frame: pd.DataFrame) -> pd.DataFrame:
@@ -185,10 +181,10 @@ def _far_apart(points: pd.DataFrame, x: str) -> bool:
 # clients ----------------------------------------------------------------------------------------------------------
 
 
-def clients(runs: Iterable[RunRecord]) -> list[FigureWithData]:
+def clients(groups: Sequence[Group]) -> list[FigureWithData]:
     """``accuracy-per-client``: the clients of each method from the lowest to the highest accuracy."""
     lacking = "no client of these runs was scored"
-    return _of_each_group(runs, "accuracy-per-client", lambda group: ranked(client_frame(group)), _clients, lacking)
+    return _of_each_group(groups, "accuracy-per-client", lambda group: ranked(client_frame(group)), _clients, lacking)
 
 
 def _clients(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
@@ -216,11 +212,11 @@ def _clients(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
     return FigureWithData(stem, figure, about, _in_order(group, found))
 
 
-def architectures(runs: Iterable[RunRecord]) -> list[FigureWithData]:
+def architectures(groups: Sequence[Group]) -> list[FigureWithData]:
     """``accuracy-by-architecture``: the mean of each architecture's clients, method beside method."""
     lacking = "no result.json of these runs names its clients' architectures"
     stem = "accuracy-by-architecture"
-    return _of_each_group(runs, stem, lambda group: by_architecture(client_frame(group)), _architectures, lacking)
+    return _of_each_group(groups, stem, lambda group: by_architecture(client_frame(group)), _architectures, lacking)
 
 
 def _architectures(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
@@ -251,11 +247,11 @@ def _architectures(group: Group, found: pd.DataFrame, stem: str) -> FigureWithDa
     return FigureWithData(stem, figure, about, found)
 
 
-def sizes(runs: Iterable[RunRecord]) -> list[FigureWithData]:
+def sizes(groups: Sequence[Group]) -> list[FigureWithData]:
     """``accuracy-by-size``: each client's accuracy against its number of training samples."""
     lacking = "no result.json of these runs says how many samples its clients have"
     return _of_each_group(
-        runs, "accuracy-by-size", lambda group: client_frame(group).dropna(subset="samples"), _sizes, lacking
+        groups, "accuracy-by-size", lambda group: client_frame(group).dropna(subset="samples"), _sizes, lacking
     )
 
 
@@ -286,7 +282,7 @@ def _mark(group: Group, name: str) -> dict[str, Any]:
 # what federation is worth -----------------------------------------------------------------------------------------
 
 
-def gain_drawings(runs: Iterable[RunRecord], stage: str | None = None) -> list[FigureWithData]:
+def gain_drawings(groups: Sequence[Group], stage: str | None = None) -> list[FigureWithData]:
     """``decomposition``: per method the gain alone and, from where that ends, the federated gain.
 
     Nothing where no method ran alone, too. stage: whose accuracy; by default that of each run's own evaluation.
@@ -299,7 +295,7 @@ def gain_drawings(runs: Iterable[RunRecord], stage: str | None = None) -> list[F
     def draw(group: Group, found: Sequence[tuple[str, Gains]], stem: str) -> FigureWithData:
         return _gains(group, dict(found), stage, stem)
 
-    return _of_each_group(runs, "decomposition", find, draw, "", stage)
+    return _of_each_group(groups, "decomposition", find, draw, "")
 
 
 def _gains(group: Group, found: Mapping[str, Gains], stage: str | None, stem: str) -> FigureWithData:

@@ -26,51 +26,40 @@ from polyfed.report.comparison_tables import (
     write,
 )
 from polyfed.report.figures import axes_of, clients, curve_drawings, gain_drawings
-from polyfed.report.grouping import Group, group_runs
+from polyfed.report.grouping import Group
 from polyfed.report.plot_style import save
 from polyfed.report.run_lines import LOST
-from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.text_tables import Column, html_table
 from polyfed.version import __version__
 
 _REASONS = 5  # reasons of refusals that are given, the most frequent ones
 
 
-def write_report(
-    runs: Sequence[RunRecord],
-    table: Table,
-    folder: str | Path,
-    *,
-    stage: str | None = None,
-    axis: str | None = None,
-) -> list[Path]:
+def write_report(table: Table, folder: str | Path, axis: str | None = None) -> list[Path]:
     """Write the tables, the figures and the page of a comparison.
 
     Args:
-        runs: from ``load_runs``; unfinished ones are left out, and a note says so. table: their comparison.
         folder: where to (made if missing); each file is whole or not there.
-        stage: which stage the table shows; None: each run's own evaluation.
         axis: of the curves; by default a figure each for rounds, bytes and, where there is one, simulated time.
 
     Raises:
         ConfigError: there is no such axis, nothing to draw, or a file that cannot be read or written.
     """
-    axes = [name for name in axes_of(runs) if name != "seconds"] if axis is None else [axis]
-    drawings = [drawing for name in axes for drawing in curve_drawings(runs, name, stage)]
-    drawings += gain_drawings(runs, stage)
+    groups = [section.group for section in table.sections]
+    axes = [name for name in axes_of(groups) if name != "seconds"] if axis is None else [axis]
+    drawings = [drawing for name in axes for drawing in curve_drawings(groups, name, table.stage)]
+    drawings += gain_drawings(groups, table.stage)
     if any(len(section.clients) for section in table.sections):
-        drawings += clients(runs)
+        drawings += clients(groups)
     drawn = [file for drawing in drawings for file in save(drawing.figure, folder, drawing.stem)]
-    whole = page(runs, table, stage, drawn).encode("utf-8")
+    whole = page(table, drawn).encode("utf-8")
     return [*drawn, *write(table, folder), write_whole(make_folder(folder) / "report.html", whole)]
 
 
-def page(runs: Iterable[RunRecord], table: Table, stage: str | None = None, figures: Sequence[Path] = ()) -> str:
-    """The page as text; arguments as for `write_report`. figures: files; those that are PNG are put into it."""
-    groups, _ = group_runs(rows_of_pooled(runs), stage)
-    title = groups[0].about if len(groups) == 1 else f"{len(groups)} comparisons"
-    body = [_list(table.notes)]
-    body += map(_section, groups, table.sections)
+def page(table: Table, figures: Sequence[Path] = ()) -> str:
+    """The page as text. figures: files; those that are PNG are put into it."""
+    title = table.sections[0].group.about if len(table.sections) == 1 else f"{len(table.sections)} comparisons"
+    body = [_list(table.notes), *map(_section, table.sections)]
     drawn = [file for file in figures if file.suffix == ".png"]
     if drawn:
         body.append(f"<section><h2>Figures</h2>{''.join(map(_image, drawn))}</section>")
@@ -90,7 +79,8 @@ def _part(name: str) -> str:
 # a set of comparable runs -----------------------------------------------------------------------------------------
 
 
-def _section(group: Group, section: ComparisonGroup) -> str:
+def _section(section: ComparisonGroup) -> str:
+    group = section.group
     look = ' class="scaled"' if any(run.scaled_down for run in group.runs) else ""
     parts = [
         f"<h2>{html_text(group.about)}</h2>",

@@ -1,4 +1,4 @@
-"""Weighted, layer-wise and normalized means, and mixtures, against NumPy by hand."""
+"""Weighted, layer-wise and normalized means against NumPy by hand."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ import torch
 
 from polyfed.functional import averaging
 from polyfed.functional.averaging import (
-    distance,
-    interpolate_towards,
     layer_wise_mean,
-    model_gains,
     normalize,
-    normalize_positive,
     normalized_mean,
-    normalizer,
     weighted_mean,
 )
 
@@ -124,22 +119,6 @@ def test_of_counters_the_largest_is_kept_whoever_has_it(largest):
         assert mean["n"].tolist() == [9, 0]
 
 
-@pytest.mark.parametrize("trial", range(8))
-def test_an_optimizer_under_one_gradient(trial):
-    """w^t - w = lr a g, for torch's own SGD with momentum on g w + (mu/2) (w - w^t)^2; gradients of both signs."""
-    draws = np.random.default_rng(trial)
-    steps, rho = int(draws.integers(1, 30)), float(draws.choice([0.0, 0.5, 0.9]))
-    lr, mu = 0.05, float(draws.choice([0.0, 0.1, 3.0]))
-    g, start = torch.tensor([2.0, -0.5], dtype=torch.float64), torch.tensor([1.0, 3.0], dtype=torch.float64)
-    w = torch.nn.Parameter(start.clone())
-    optimizer = torch.optim.SGD([w], lr, momentum=rho)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        ((g * w).sum() + mu / 2 * (w - start).square().sum()).backward()
-        optimizer.step()
-    torch.testing.assert_close(start - w.detach(), lr * normalizer(steps, rho, lr * mu) * g, rtol=1e-9, atol=0)
-
-
 def models():
     g = torch.Generator().manual_seed(0)
     base = {"all": torch.randn(3, generator=g), "two": torch.randn(2, 2, generator=g), "none": torch.ones(1)}
@@ -167,56 +146,3 @@ def test_equal_normalizers_give_the_mean():
     base, made = models()
     found, mean = normalized_mean(made, [1, 2, 5], [4.2] * 3, base), layer_wise_mean(made, [1, 2, 5], base)
     assert all(torch.allclose(found[name], mean[name], atol=1e-6) for name in base)
-
-
-MODEL = {"a": torch.tensor([[0.1, -0.7], [1.3, 0.2]]), "b": torch.tensor([0.3, -1e-3])}
-
-
-def others(count: int) -> list[dict[str, torch.Tensor]]:
-    g = torch.Generator().manual_seed(0)
-    return [{name: t + torch.randn(t.shape, generator=g) for name, t in MODEL.items()} for _ in range(count)]
-
-
-def test_shares_by_hand() -> None:
-    losses, distances = [0.5, 1.7, 0.9, 1.2], [2.0, 0.1, 0.5, 3.0]
-    delta = (1.2 - np.array(losses)) / np.array(distances)
-    assert set(np.sign(delta)) == {-1.0, 0.0, 1.0}
-    found = model_gains(1.2, losses, distances)
-    np.testing.assert_allclose(found, delta, atol=1e-6)
-    positive = np.maximum(delta, 0)
-    np.testing.assert_allclose(normalize_positive(found), positive / positive.sum(), atol=1e-6)
-
-
-def test_the_model_itself_and_what_is_not_finite_gain_nothing() -> None:
-    found = model_gains(1.0, [1.0, 0.5, float("nan"), float("inf"), 0.5], [0.0, 1e-13, 1.0, 1.0, 1.0])
-    assert found.tolist() == [0, 0, 0, 0, 0.5]
-    assert model_gains(float("nan"), [1.0], [1.0]).tolist() == [0]
-    assert model_gains(1.0, [], []).shape == (0,)
-
-
-def test_if_all_are_worse_the_model_stays_bit_for_bit() -> None:
-    shares = normalize_positive(model_gains(1.0, [1.5, 2.0], [1.0, 1.0]))
-    assert shares.tolist() == [0, 0]
-    mixed = interpolate_towards(MODEL, others(2), shares.tolist())
-    assert all(torch.equal(mixed[name], t) and mixed[name] is not t for name, t in MODEL.items())
-
-
-def test_a_mixture_by_hand() -> None:
-    candidates, shares = others(3), [0.2, 0.5, 0.3]
-    del candidates[1]["b"]
-    mixed = interpolate_towards(MODEL, candidates, shares)
-    for name, own in MODEL.items():
-        expected = own.double().numpy()
-        for one, share in zip(candidates, shares, strict=True):
-            if name in one:
-                expected = expected + share * (one[name].double().numpy() - own.double().numpy())
-        np.testing.assert_allclose(mixed[name], expected, atol=1e-6)
-        assert mixed[name].dtype == own.dtype
-
-
-def test_distances() -> None:
-    (other,) = others(1)
-    gaps = np.concatenate([(MODEL[n] - other[n]).numpy().ravel() for n in MODEL])
-    assert distance(MODEL, other) == pytest.approx(np.sqrt((gaps**2).sum()), rel=1e-6)
-    assert distance(MODEL, {"b": other["b"]}) == pytest.approx(float((MODEL["b"] - other["b"]).norm()), rel=1e-6)
-    assert distance(MODEL, MODEL) == distance(MODEL, {}) == 0

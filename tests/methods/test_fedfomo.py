@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ from torch.nn import functional as F
 from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.core.modules import float_state
-from polyfed.functional.averaging import distance, interpolate_towards, model_gains, normalize_positive
-from polyfed.methods.fedfomo import FedFomo
+from polyfed.methods.fedfomo import FedFomo, interpolate_towards, model_gains, normalize_positive
 from polyfed.testing import ChangedValue
 from tests.helpers import oracles
 from tests.helpers.toys import NETS, Round, model_with, rounds, same, samples
@@ -49,15 +47,16 @@ class Kept(FedFomo):
 STARTS: dict[tuple[int, int], dict[str, Tensor]] = {}
 
 
-def mixed(
-    architecture: str, old: Any, candidates: list[Any], client: Client
-) -> tuple[Mapping[str, Tensor], np.ndarray]:
-    """What a client should start from, and delta; both are in tests/functional/test_averaging.py."""
+def mixed(architecture: str, old: Any, candidates: list[Any], client: Client) -> tuple[dict[str, Any], np.ndarray]:
+    """What a client should start from, and delta."""
     parameters = [name for name, _ in NETS[architecture]().named_parameters()]
     losses = [loss_of(architecture, {**old, **one}, client) for one in candidates]
-    gaps = [distance({n: one[n] for n in parameters if n in one}, old) for one in candidates]
-    delta = model_gains(loss_of(architecture, old, client), losses, gaps)
-    return interpolate_towards(old, candidates, normalize_positive(delta).tolist()), delta.numpy()
+    ways = [{n: (one[n].double() - old[n].double()).numpy() for n in old if n in one} for one in candidates]
+    gaps = [np.sqrt(sum((way[n] ** 2).sum() for n in parameters if n in way)) for way in ways]
+    delta = (loss_of(architecture, old, client) - np.array(losses)) / np.array(gaps)
+    omega = np.maximum(delta, 0) / max(np.maximum(delta, 0).sum(), 1e-9)
+    steps = [{n: o * t for n, t in way.items()} for o, way in zip(omega, ways, strict=True)]
+    return {n: t.double().numpy() + sum(step.get(n, 0) for step in steps) for n, t in old.items()}, delta
 
 
 @pytest.mark.parametrize("architectures", [["bn"] * 3, ["shallow", "deep", "deep"]])
@@ -108,6 +107,22 @@ def test_the_most_helpful_are_sent_unless_chance_has_it() -> None:
         greedy.append(hits)
     assert greedy[0] == 7 * 6
     assert greedy[1] < 20
+
+
+def test_the_model_itself_and_what_is_not_finite_gain_nothing() -> None:
+    found = model_gains(1.0, [1.0, 0.5, float("nan"), float("inf"), 0.5], [0.0, 1e-13, 1.0, 1.0, 1.0])
+    assert found.tolist() == [0, 0, 0, 0, 0.5]
+    assert model_gains(float("nan"), [1.0], [1.0]).tolist() == [0]
+    assert model_gains(1.0, [], []).shape == (0,)
+
+
+def test_if_all_are_worse_the_model_stays_bit_for_bit() -> None:
+    shares = normalize_positive(model_gains(1.0, [1.5, 2.0], [1.0, 1.0]))
+    assert shares.tolist() == [0, 0]
+    model, other = {"w": torch.tensor([0.1, -0.7])}, {"w": torch.tensor([1.0, 2.0])}
+    stays = interpolate_towards(model, [other, other], shares.tolist())["w"]
+    assert torch.equal(stays, model["w"])
+    assert stays is not model["w"]
 
 
 # the conformance kit --------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Averages of models: weighted (FedAvg), layer by layer over those who hold the layer (FedIN, InclusiveFL), normalized
-by how far each went (FedNova), and mixed by what each is worth to one of them (FedFomo).
+"""Averages of models: weighted (FedAvg), layer by layer over those who hold the layer (FedIN, InclusiveFL), and of
+updates normalized by each client's number of steps (FedNova).
 
 A model is a mapping from names to tensors, as ``state_dict()`` gives it. Floating-point tensors are averaged with
 float64 sums and cast back, so the average of identical float32 (or narrower) models is that model bit for bit. Integer
@@ -15,9 +15,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from polyfed.functional.device_copies import in_float64
-
-_SAME = 1e-12  # models nearer than this are one model
 ENTRIES_AT_ONCE = 2**18  # entries summed at a time, whose sums a processor's cache holds
 
 
@@ -106,7 +103,7 @@ def normalized_mean(
     Args:
         models, weights, base: as in ``layer_wise_mean``, with the same errors; w is ``base``, of floating-point
             tensors, and p_k are the weights divided by their sum over those who have l.
-        normalizers: a_k > 0, one per model (`normalizer`).
+        normalizers: a_k > 0, one per model.
 
     Source: Wang et al. (FedNova), NeurIPS 2020, eq. 6.
     """
@@ -184,70 +181,3 @@ def _mean(tensors: Sequence[Tensor], shares: Sequence[float], like: Tensor) -> T
             total.add_(tensor[begin : begin + size], alpha=share)
         there.copy_(total)
     return mean
-
-
-def normalizer(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
-    """How many gradients long the way of `steps` steps is, a = ||a||_1: lr a g under a gradient g that stays the same.
-
-    Plain SGD: a = tau. Heavy-ball momentum rho: [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho).
-    Proximal, b = lr mu: [1 - (1 - b)^tau] / b. Both: m <- rho m + 1 - b a, a <- a + m, from 0.
-
-    Args:
-        steps: tau, optimizer steps taken, at least 0. momentum: rho in [0, 1). pull: b, from 0 to below 1.
-
-    Source: Wang et al. (FedNova), NeurIPS 2020, section 4.1.
-    """
-    a = m = 0.0
-    for _ in range(steps):
-        m = momentum * m + 1 - pull * a
-        a += m
-    return a
-
-
-def model_gains(loss: float, losses: Sequence[float], distances: Sequence[float]) -> Tensor:
-    """delta_n = (L(w) - L(w_n)) / ||w_n - w||: how much a model gains for every step in a candidate's direction.
-
-    (M,) float32; 0 for a candidate that is the model itself, and where a loss is not finite.
-
-    Source: FedFomo (Zhang et al., ICLR 2021), section 3.
-    """
-    gain = loss - torch.tensor(losses, dtype=torch.float64)
-    away = torch.tensor(distances, dtype=torch.float64)
-    known = (away >= _SAME) & torch.isfinite(gain)
-    return torch.where(known, gain / away.clamp(min=_SAME), torch.zeros_like(gain)).float()
-
-
-def normalize_positive(delta: Tensor) -> Tensor:
-    """omega_n = max(delta_n, 0), divided by their sum; all 0 where none is positive. (M,) to (M,).
-
-    Source: FedFomo, section 3.
-    """
-    positive = delta.clamp(min=0)
-    total = positive.sum()
-    return positive / total if float(total) > 0 else positive
-
-
-def interpolate_towards(
-    model: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]], shares: Sequence[float]
-) -> dict[str, Tensor]:
-    """W + sum_n omega_n (W_n - W), name by name; of a tensor that W_n does not have, W_n counts as W.
-
-    New tensors; sums are float64, so that a share of 1 gives W_n itself.
-
-    Source: FedFomo, section 3.
-    """
-    mixed = {}
-    for name, tensor in model.items():
-        total = here = in_float64(tensor.detach())
-        for other, share in zip(others, shares, strict=True):
-            if share and name in other:
-                total = total + share * (other[name].to(here) - here)
-        mixed[name] = total.to(tensor.dtype, copy=True)
-    return mixed
-
-
-def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """||a - b||, the Euclidean norm over the entries of all tensors that both have, 0-d float64."""
-    gaps = [(in_float64(a[name]) - in_float64(b[name])).flatten() for name in a if name in b]
-    norm: Tensor = torch.linalg.vector_norm(torch.cat(gaps or [torch.zeros(0, dtype=torch.float64)]))
-    return norm

@@ -19,7 +19,7 @@ normalized deltas, and candidates are the last round's models.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import torch
@@ -32,12 +32,12 @@ from polyfed.core.message import Group, Message, get_group, get_tensor, numbers_
 from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
-from polyfed.functional.averaging import distance, interpolate_towards, model_gains, normalize_positive
-from polyfed.functional.device_copies import move_group
+from polyfed.functional.device_copies import in_float64, move_group
 from polyfed.functional.losses import task_loss
 from polyfed.methods.building_blocks import weight_averaging
 
 _EPSILON_DECAY = 0.05  # per round
+_SAME = 1e-12  # models nearer than this are one model
 
 
 @hyperparameters
@@ -149,3 +149,48 @@ class FedFomo(Method):
         return dataclasses.replace(weight_averaging.requirements(self.aggregation), validation=True)
 
     fixed_entries = {"model": "whole weights, which others weigh up"}
+
+
+# equations of section 3 ---------------------------------------------------------------------------------------------
+
+
+def model_gains(loss: float, losses: Sequence[float], distances: Sequence[float]) -> Tensor:
+    """delta_n = (L(w) - L(w_n)) / ||w_n - w||: how much a model gains for every step in a candidate's direction.
+
+    (M,) float32; 0 for a candidate that is the model itself, and where a loss is not finite.
+    """
+    gain = loss - torch.tensor(losses, dtype=torch.float64)
+    away = torch.tensor(distances, dtype=torch.float64)
+    known = (away >= _SAME) & torch.isfinite(gain)
+    return torch.where(known, gain / away.clamp(min=_SAME), torch.zeros_like(gain)).float()
+
+
+def normalize_positive(delta: Tensor) -> Tensor:
+    """omega_n = max(delta_n, 0), divided by their sum; all 0 where none is positive. (M,) to (M,)."""
+    positive = delta.clamp(min=0)
+    total = positive.sum()
+    return positive / total if float(total) > 0 else positive
+
+
+def interpolate_towards(
+    model: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]], shares: Sequence[float]
+) -> dict[str, Tensor]:
+    """W + sum_n omega_n (W_n - W), name by name; of a tensor that W_n does not have, W_n counts as W.
+
+    New tensors; sums are float64, so that a share of 1 gives W_n itself.
+    """
+    mixed = {}
+    for name, tensor in model.items():
+        total = here = in_float64(tensor.detach())
+        for other, share in zip(others, shares, strict=True):
+            if share and name in other:
+                total = total + share * (other[name].to(here) - here)
+        mixed[name] = total.to(tensor.dtype, copy=True)
+    return mixed
+
+
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """||a - b||, the Euclidean norm over the entries of all tensors that both have, 0-d float64."""
+    gaps = [(in_float64(a[name]) - in_float64(b[name])).flatten() for name in a if name in b]
+    norm: Tensor = torch.linalg.vector_norm(torch.cat(gaps or [torch.zeros(0, dtype=torch.float64)]))
+    return norm

@@ -43,7 +43,7 @@ from polyfed.core.method import (
 from polyfed.core.modules import copy_parameters
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
-from polyfed.functional.averaging import layer_wise_mean, normalized_mean, normalizer
+from polyfed.functional.averaging import layer_wise_mean, normalized_mean
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.building_blocks.proximal import add_pull
 from polyfed.methods.fedavg import FedAvg
@@ -74,10 +74,10 @@ class FedNova(FedAvg):
 
         def target(base: Group, members: list[int]) -> dict[str, Tensor]:
             p = [shares[i] for i in members]
-            w_k = [_those(models[i], names) for i in members]
-            buffers = [_others(models[i], names) for i in members]
-            moved = normalized_mean(w_k, p, [a[i] for i in members], _those(base, names))
-            return {**moved, **layer_wise_mean(buffers, p, _others(base, names))}
+            w_k = [models[i] for i in members]
+            moved = normalized_mean(w_k, p, [a[i] for i in members], base)
+            mean = layer_wise_mean(w_k, p, base)  # for buffers, as running statistics follow no gradient
+            return {name: moved[name] if name in names else mean[name] for name in base}
 
         weight_averaging.server_step(server, self.aggregation, models, target)
 
@@ -107,9 +107,13 @@ class FedNova(FedAvg):
     }
 
 
-def _those(weights: Group, names: frozenset[str]) -> dict[str, Tensor]:
-    return {name: t for name, t in weights.items() if name in names}
+def normalizer(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
+    """a_k, in gradients: tau steps of size lr go lr a g under a gradient g that stays the same (section 4.1).
 
-
-def _others(weights: Group, names: frozenset[str]) -> dict[str, Tensor]:
-    return {name: t for name, t in weights.items() if name not in names}
+    momentum: rho in [0, 1). pull: b = lr mu, from 0 to below 1.
+    """
+    a = m = 0.0
+    for _ in range(steps):
+        m = momentum * m + 1 - pull * a
+        a += m
+    return a

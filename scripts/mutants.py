@@ -76,7 +76,6 @@ EQUIVALENT: dict[str, tuple[str, ...]] = {
         "centering.py center_and_scale: 32",
         "centering.py center_and_scale: _peak(centered) >",
         "kernels.py _leading: values_W >",
-        "masks.py magnitude_threshold: 1e-09",
         "kernel_similarity.py _decomposed: singular",
         "kernel_similarity.py _decomposed: max(matrix.shape)",
         "kernel_similarity.py nystroem_features: values_m >",

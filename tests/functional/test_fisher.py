@@ -1,8 +1,7 @@
-"""The diagonal Fisher information and the length of an update, against NumPy."""
+"""The diagonal Fisher information and the length of an update."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +10,7 @@ from polyfed.core import inference
 from polyfed.core.client import to_float
 from polyfed.data.samples import LabeledSamples
 from polyfed.functional.clipping import clip_and_noise
-from polyfed.functional.fisher import fisher_diagonal, min_max_normalize
+from polyfed.functional.fisher import fisher_diagonal
 
 
 def data(n: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,13 +77,6 @@ def test_sample_by_sample_in_eval_mode_and_nothing_else_changes(build: type[nn.M
             total[name] += 0 if g is None else g.square()
     for name, value in total.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-7)
-
-
-def test_a_constant_tensor_has_the_range_0() -> None:
-    t = torch.tensor([[0.3, -1.0], [2.0, 0.0]])
-    np.testing.assert_allclose(min_max_normalize(t), (t.numpy() + 1) / 3, atol=1e-7)
-    assert min_max_normalize(torch.full((3,), 2.5)).tolist() == [0, 0, 0]
-    assert min_max_normalize(torch.zeros(0)).shape == (0,)
 
 
 PLACES = {"a": torch.tensor([[0.5, -2.0], [1.0, 0.1]]), "b": torch.tensor([0.4, -0.3])}

@@ -11,7 +11,7 @@ from torch import nn
 from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.methods import Local
-from polyfed.methods.feddpa import FedDPA
+from polyfed.methods.feddpa import FedDPA, min_max_normalize
 from polyfed.testing import Reduction
 from tests.helpers import oracles
 from tests.helpers.toys import INPUTS, Flat, flat_clients, rounds, same, samples
@@ -82,6 +82,13 @@ def test_with_everything_personal_and_no_pull_it_is_local() -> None:
         for history in (runs[0], pulled)
     )
     assert near < 0.8 * far
+
+
+def test_a_constant_tensor_has_the_range_0() -> None:
+    t = torch.tensor([[0.3, -1.0], [2.0, 0.0]])
+    np.testing.assert_allclose(min_max_normalize(t), (t.numpy() + 1) / 3, atol=1e-7)
+    assert min_max_normalize(torch.full((3,), 2.5)).tolist() == [0, 0, 0]
+    assert min_max_normalize(torch.zeros(0)).shape == (0,)
 
 
 # the conformance kit --------------------------------------------------------------------------------------------------

@@ -39,11 +39,3 @@ def fisher_diagonal(model: nn.Module, x_B: Tensor, y_B: Tensor) -> dict[str, Ten
             for name, g in grads.items():
                 total[name] += g.square().sum(dim=0)
     return total
-
-
-def min_max_normalize(tensor: Tensor) -> Tensor:
-    """(t - min t) / (max t - min t), in [0, 1]; a constant tensor, for which that is 0 / 0, becomes 0."""
-    if not tensor.numel():
-        return tensor.clone()
-    low, high = tensor.aminmax()
-    return (tensor - low) / torch.where(high > low, high - low, torch.ones_like(high))

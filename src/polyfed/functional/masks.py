@@ -1,5 +1,4 @@
-"""Which entries of tensors are shared: masks that grow, what is sent and put back, means entry by entry (FedSelect);
-sub-models of the entries largest in magnitude, with a gradient that knows of the threshold (FIARSE).
+"""Which entries of tensors are shared, by masks: what is sent and put back, and means entry by entry.
 
 A mask is a boolean tensor, True where the entry is its owner's own and is not shared. A name that a group of masks does
 not have is a tensor that is shared whole.
@@ -15,24 +14,6 @@ from torch import Tensor
 from polyfed.functional.averaging import layer_wise_mean
 
 Masks = Mapping[str, Tensor]
-
-
-def grow_mask(mask: Tensor, delta: Tensor, share: float, limit: float) -> Tensor:
-    """The mask with `share` of the entries that are still shared added: those where `delta` is largest.
-
-    Exactly round(share * shared) entries; of equal ones those that come first, so that a tensor that has not moved is
-    not taken whole. A mask of which `limit` or more is True stays as it is, so that it may end beyond by one step.
-
-    delta says how far each entry has moved, of the mask's shape and not negative.
-
-    Source: FedSelect (Tamirisa et al., CVPR 2024), and its code.
-    """
-    more = mask.flatten().clone()
-    open_places = (~more).nonzero().flatten()
-    if len(more) - len(open_places) < limit * len(more):
-        order = delta.flatten()[open_places].argsort(descending=True, stable=True)
-        more[open_places[order[: round(share * len(open_places))]]] = True
-    return more.reshape(mask.shape)
 
 
 def pack_bits(mask: Tensor) -> Tensor:
@@ -61,12 +42,6 @@ def select_shared(tensors: Mapping[str, Tensor], masks: Masks) -> dict[str, Tens
     Tensors on a GPU are not waited for if the masks are in main memory.
     """
     return {name: t.flatten()[_shared_places(masks[name], t)] if name in masks else t for name, t in tensors.items()}
-
-
-def mask_matches(values: Mapping[str, Tensor], masks: Masks, own: Mapping[str, Tensor]) -> bool:
-    """Whether `values` have the shapes that `select_shared` gives tensors like `own` under these masks."""
-    expected = {name: (int((~mask).sum()),) for name, mask in masks.items() if name in values}
-    return all(value.shape == expected.get(name, own[name].shape) for name, value in values.items())
 
 
 def _shared_places(mask: Tensor, tensor: Tensor) -> Tensor:
@@ -119,29 +94,3 @@ def entry_wise_mean(
         entries = (total / count.clamp(min=torch.finfo(count.dtype).tiny)).to(base[name].dtype)
         mean[name] = torch.where(count > 0, entries, base[name].detach())
     return mean
-
-
-def magnitude_threshold(tensors: Sequence[Tensor], share: float) -> Tensor:
-    """The magnitude of the k-th largest entry of all tensors together, 0-d; k = floor(share * entries), at least 1."""
-    count = sum(tensor.numel() for tensor in tensors)
-    kept = max(1, int(share * count + 1e-9))  # 0.29 * 100 is a little less than 29
-    magnitudes = torch.cat([tensor.detach().abs().flatten() for tensor in tensors])
-    return magnitudes.kthvalue(count - kept + 1).values
-
-
-def keep_large(tensor: Tensor, theta: Tensor) -> Tensor:
-    """The entries of at least `theta` in magnitude, the others 0, with a gradient that knows of the threshold.
-
-    The gradient is that of tensor * M, where M = [|x| >= theta] has the derivative 2 theta / (|x| + theta)^2 in |x|:
-    M * (1 + 2 |x| theta / (|x| + theta)^2).
-
-    theta is 0-d and not negative; 0 leaves nothing out, with the plain gradient.
-
-    Source: Wu et al. (FIARSE), NeurIPS 2024, threshold-controlled biased gradient descent.
-    """
-    x = tensor.detach()
-    magnitude = x.abs()
-    mask = (magnitude >= theta).to(x.dtype)
-    bias = 2 * magnitude * theta / (magnitude + theta).square()  # NaN where both are 0
-    slope = mask * (1 + bias.nan_to_num(0.0))
-    return x * mask + (tensor - x) * slope

@@ -42,7 +42,6 @@ from polyfed.core.method import (
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.functional.fisher import min_max_normalize
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.building_blocks.proximal import add_pull, add_pull_to_length
 from polyfed.methods.fedavg import FedAvg
@@ -118,3 +117,11 @@ class FedDPA(FedAvg):
 def _any_entry(masks: Mapping[str, Tensor]) -> Tensor:
     """Whether any entry of any mask is True, 0-d; not where there are none, as nothing of the network trains."""
     return torch.stack([mask.any() for mask in masks.values()] or [torch.tensor(False)]).any()
+
+
+def min_max_normalize(tensor: Tensor) -> Tensor:
+    """(t - min t) / (max t - min t), in [0, 1]; a constant tensor, for which that is 0 / 0, becomes 0."""
+    if not tensor.numel():
+        return tensor.clone()
+    low, high = tensor.aminmax()
+    return (tensor - low) / torch.where(high > low, high - low, torch.ones_like(high))

@@ -86,7 +86,7 @@ class FedSelect(Method):
         values = get_group(message, "model")
         own = float_state(client.model)
         known = members(client.state, "mask")  # to the server, too
-        if masks.mask_matches(values, known, own):
+        if mask_matches(values, known, own):
             mask_is_new = self._grow(client, own)
         else:  # its last upload was lost, the server still has the mask before
             known = members(client.state, "mask before")
@@ -116,7 +116,7 @@ class FedSelect(Method):
         for name, before in anchor.items():
             mask = old.get(name, torch.zeros_like(before, dtype=torch.bool))
             moved = (now[name] - before).abs()
-            more = masks.grow_mask(mask, moved, self.personal_rate, self.max_personal_fraction)
+            more = grow_mask(mask, moved, self.personal_rate, self.max_personal_fraction)
             if not torch.equal(more, mask):
                 grown[name] = more
         state["anchor"] = _matrices(client)
@@ -157,3 +157,25 @@ def _matrices(client: Client) -> dict[str, Tensor]:
     parameters = client.model.named_parameters(remove_duplicate=False)
     moved = move_group({name: p for name, p in parameters if p.dim() > 1}, "cpu")
     return {name: t.clone() for name, t in moved.items()}
+
+
+def grow_mask(mask: Tensor, delta: Tensor, share: float, limit: float) -> Tensor:
+    """The mask with `share` of the entries that are still shared added: those where `delta` is largest.
+
+    Exactly round(share * shared) entries; of equal ones those that come first, so that a tensor that has not moved is
+    not taken whole. A mask of which `limit` or more is True stays as it is, so that it may end beyond by one step.
+
+    delta says how far each entry has moved, of the mask's shape and not negative.
+    """
+    more = mask.flatten().clone()
+    open_places = (~more).nonzero().flatten()
+    if len(more) - len(open_places) < limit * len(more):
+        order = delta.flatten()[open_places].argsort(descending=True, stable=True)
+        more[open_places[order[: round(share * len(open_places))]]] = True
+    return more.reshape(mask.shape)
+
+
+def mask_matches(values: Mapping[str, Tensor], masks: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
+    """Whether `values` have the shapes that `select_shared` gives tensors like `own` under these masks."""
+    expected = {name: (int((~mask).sum()),) for name, mask in masks.items() if name in values}
+    return all(value.shape == expected.get(name, own[name].shape) for name, value in values.items())

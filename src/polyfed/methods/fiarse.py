@@ -18,7 +18,7 @@ module's weight and bias; the authors' code takes each stage of a ResNet as one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -80,7 +80,7 @@ class FIARSE(Method):
         w = get_group(server.state, "model")
         found: dict[str, Tensor] = {}
         for names in self._groups(_network(server)):
-            theta = masks.magnitude_threshold([w[name] for name in names], float(share))
+            theta = magnitude_threshold([w[name] for name in names], float(share))
             found |= {name: w[name].abs() < theta for name in names}
         return found
 
@@ -121,9 +121,7 @@ class FIARSE(Method):
         if "thresholds" not in context:
             return task_loss(model(batch.x), batch.y, batch.w)
         thresholds = context["thresholds"]
-        weights = {
-            name: masks.keep_large(p, thresholds[name]) for name, p in model.named_parameters() if name in thresholds
-        }
+        weights = {name: keep_large(p, thresholds[name]) for name, p in model.named_parameters() if name in thresholds}
         return task_loss(call_with(model, weights, (batch.x,)), batch.y, batch.w)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
@@ -140,3 +138,27 @@ class FIARSE(Method):
 
 def _network(server: Server) -> nn.Module:
     return server.model(server.architectures[0], {})
+
+
+def magnitude_threshold(tensors: Sequence[Tensor], share: float) -> Tensor:
+    """The magnitude of the k-th largest entry of all tensors together, 0-d; k = floor(share * entries), at least 1."""
+    count = sum(tensor.numel() for tensor in tensors)
+    kept = max(1, int(share * count + 1e-9))  # 0.29 * 100 is a little less than 29
+    magnitudes = torch.cat([tensor.detach().abs().flatten() for tensor in tensors])
+    return magnitudes.kthvalue(count - kept + 1).values
+
+
+def keep_large(tensor: Tensor, theta: Tensor) -> Tensor:
+    """The entries of at least `theta` in magnitude, the others 0, with a gradient that knows of the threshold.
+
+    The gradient is that of tensor * M, where M = [|x| >= theta] has the derivative 2 theta / (|x| + theta)^2 in |x|:
+    M * (1 + 2 |x| theta / (|x| + theta)^2).
+
+    theta is 0-d and not negative; 0 leaves nothing out, with the plain gradient.
+    """
+    x = tensor.detach()
+    magnitude = x.abs()
+    mask = (magnitude >= theta).to(x.dtype)
+    bias = 2 * magnitude * theta / (magnitude + theta).square()  # NaN where both are 0
+    slope = mask * (1 + bias.nan_to_num(0.0))
+    return x * mask + (tensor - x) * slope

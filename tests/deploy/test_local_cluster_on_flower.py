@@ -18,7 +18,6 @@ import pytest
 
 from polyfed.deploy import app_template
 from polyfed.deploy.local_cluster import LocalCluster, free_ports, local
-from polyfed.engine.run_folder import lock_folder
 from polyfed.experiments.run import run
 from polyfed.testing.fixtures import TIMES
 from tests.helpers.on_flower import WITH_FLOWER, until
@@ -136,15 +135,19 @@ def test_a_server_app_that_dies_loses_no_whole_round(loopback: LocalCluster, rec
     loopback.start_all()
     loopback.submit({"out": str(out)})
     until(lambda: any((out / "checkpoint").glob("[!.]*")), "a round is done, and can be gone back to")
-    apps = [number for number in loopback.survivors() if "serverapp" in words_of(number)]
-    assert apps
-    for number in apps:
-        os.kill(number, signal.SIGKILL)
+    kill_server_app(loopback)
     before = records(out)
     until(lambda: not loopback.is_running("run"), "the log ends")
     loopback.run({"out": str(out), "resume": True})
     assert records(out)[: len(before)] == before
     check_same_numbers(out, recipe, tmp_path / "alone", overrides=[short])
+
+
+def kill_server_app(cluster: LocalCluster) -> None:
+    apps = [number for number in cluster.survivors() if "serverapp" in words_of(number)]
+    assert apps
+    for number in apps:
+        os.kill(number, signal.SIGKILL)
 
 
 def words_of(number: int) -> str:
@@ -165,10 +168,9 @@ def test_a_server_that_dies_loses_no_whole_round(loopback: LocalCluster, recipe:
     loopback.submit({"out": str(out)})
     until(lambda: len(records(out)) >= 1, "a round is done")
     kill(server)
+    kill_server_app(loopback)  # else it may wait for the server
     before = records(out)
     until(lambda: not loopback.is_running("run"), "the log ends")
-    with lock_folder(out, waits=True):  # until the server app has ended, too
-        pass
     loopback.start_server()
     loopback.run({"out": str(out), "resume": True})
     assert records(out)[: len(before)] == before

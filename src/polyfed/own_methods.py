@@ -11,7 +11,7 @@ from polyfed.core.method import Method, not_a_hyperparameter
 from polyfed.errors import ConfigError
 from polyfed.registry import METHODS, import_object, is_own, suggest
 
-__all__ = ["LABEL", "label_of", "method_class"]
+__all__ = ["LABEL", "check_class", "label_of", "method_class"]
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # a name of a method, a variant or a preset, which is a folder's, too
 
@@ -31,8 +31,8 @@ def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = 
         if name not in METHODS:
             hint = "" if not {":", "."} & set(name) else "; a method of your own is 'package.module:Class'"
             raise ConfigError(f"unknown method '{name}'{hint or suggest(name, {*METHODS, *others})}")
-        return _checked(name, METHODS[name])
-    return _checked(name, import_object("method", name, beside))
+        return check_class(name, METHODS[name])
+    return check_class(name, import_object("method", name, beside))
 
 
 def label_of(name: str, beside: Sequence[str] = ()) -> str:
@@ -43,8 +43,12 @@ def label_of(name: str, beside: Sequence[str] = ()) -> str:
     return own if LABEL.fullmatch(own) and own not in METHODS else name.replace(":", ".")
 
 
-def _checked(name: str, kind: Any) -> type[Method]:
-    """The class, if it is one of a method, with hyperparameters."""
+def check_class(name: str, kind: Any) -> type[Method]:
+    """The class, if it is one of a method, with hyperparameters.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if not isinstance(kind, type) or not issubclass(kind, Method):
         given = f"the class {kind.__name__}" if isinstance(kind, type) else f"an object of {type(kind).__name__}"
         raise ConfigError(f"method '{name}': expected a class that extends polyfed.Method, got {given}")

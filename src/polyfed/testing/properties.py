@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import tempfile
 import types
 import typing
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, clone, first_nonfinite, flatten
-from polyfed.core.method import Context, Method, Requirements, not_a_hyperparameter
+from polyfed.core.method import Context, Method, Requirements
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Stage, Training
@@ -28,6 +27,7 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.method_wrappers import alone
 from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted, kind_and_line, suggest
+from polyfed.own_methods import check_class
 from polyfed.testing import fixtures
 from polyfed.testing.fixtures import CLASSES, LABELS, SHORT, SIZES, TinyFederation, draw, received
 from polyfed.testing.kit import ChangedValue, ConformanceKit, NotApplicable, is_fixed, others, replaced, subsets
@@ -46,11 +46,10 @@ def has_hyperparameters(kit: ConformanceKit) -> None:
     kind = type(kit.method)
     if isinstance(method, type):
         raise ConformanceError(f"{method.__name__}: expected a method, {method.__name__}(), got its class")
-    write = f"write @hyperparameters (of polyfed.core.method) above the class {kind.__name__}"
-    if (field := not_a_hyperparameter(kind)) is not None:
-        kit.fail(f"the field '{field}' is no hyperparameter: {write}")
-    if not dataclasses.is_dataclass(method) or not kind.__dataclass_params__.frozen:
-        kit.fail(f"expected a frozen dataclass of hyperparameters: {write}")
+    try:
+        check_class(kind.__name__, kind)
+    except ConfigError as error:
+        raise ConformanceError(str(error)) from error
 
 
 def speaks_in_tensors(kit: ConformanceKit) -> None:

@@ -67,7 +67,7 @@ def test_a_method_of_ones_own_has_it_too() -> None:
     class Narrow(Own):
         width: int = 3
 
-    with pytest.raises(ConfigError, match=r"unknown key 'Own.rat'; did you mean 'rate'\?"):
+    with pytest.raises(ConfigError, match=r"unknown key 'own.rat'; did you mean 'rate'\?"):
         Own(rat=0.2)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"Narrow.rate: expected a number, got 'x'"):
         Narrow(rate="x", width=2)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -97,20 +98,15 @@ def one_line(
     complaints = error.errors(include_url=False)
     unknown = [c for c in complaints if c["type"] in ("extra_forbidden", "unexpected_keyword_argument")]
     first = (unknown or complaints)[0]  # an unknown key is often why another is missing
-    depth = 1  # below a name pydantic adds the kinds it tried
-    if known is None:
-        depth = _depth(kind, first["loc"], 1 if place else 2)
-    else:
-        tables = [kind, *_tables(kind, first["loc"])]
-        depth = min(len(tables), len(first["loc"]))
-        known = known if depth <= 1 else _fields(tables[depth - 1])
-    own = [str(key) for key in first["loc"][:depth]]
+    own, valid = _place(kind, first["loc"])
+    depth = len(own)
+    if known is not None and depth == 1:
+        valid = [*known]
     keys = (*place, *own)
     where = ".".join(keys)
     others = len({c["loc"][:depth] for c in complaints} - {first["loc"][:depth]})
     more = f" (and {others} more)" if others else ""
     if unknown:
-        valid = known_keys(kind, own[:-1]) if known is None else known
         home = [name for name, one in (sections or {}).items() if keys[-1] in one.model_fields and name != keys[0]]
         hint = suggest(keys[-1], valid) if valid else ""
         if home and len(keys) == 2:
@@ -129,47 +125,30 @@ def one_line(
     return f"{where}: expected {wanted}, got {shown(first['input'])}{hint}{more}"
 
 
-def _tables(kind: Any, keys: Sequence[str | int]) -> list[type]:
-    """The classes of the tables that keys lead through, from a method's class on."""
-    found = []
-    for key in keys:
-        field = getattr(kind, "__pydantic_fields__", {}).get(key)
-        kind = None if field is None else field.annotation
-        if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
-            break
-        found.append(kind)
-    return found
-
-
-def _depth(kind: type, keys: Sequence[str | int], least: int) -> int:
-    """How many of pydantic's keys lead to a setting.
+def _place(kind: Any, keys: Sequence[str | int]) -> tuple[list[str], list[str]]:
+    """Those of pydantic's keys that lead to a setting, and the names that are valid in the place of the last.
 
     Args:
-        kind: a recipe, or one of its sections.
-        keys: pydantic's.
-        least: how many there are at least: section and key, or the key alone.
+        kind: a recipe, one of its sections, or a class with hyperparameters. keys: below a setting that pydantic could
+            read in several ways, they go on with the kinds that it tried.
     """
-    for depth in range(least, len(keys)):
-        if isinstance(keys[depth], str) and not known_keys(kind, [str(key) for key in keys[:depth]]):
-            return depth
-    return len(keys)
-
-
-def known_keys(kind: type, keys: Sequence[str]) -> list[str]:
-    """The valid keys at a place below a class of settings; none where they are not fixed."""
-    model: Any = kind
-    named = False  # the next key is a name of the user's own, in a table of sections
-    for key in keys:
-        if named:
-            named = False
-            continue
-        field = model.model_fields.get(key)
+    found: list[str] = []
+    valid: list[str] = []
+    remaining = list(keys)
+    while remaining:
+        key = remaining.pop(0)
+        found.append(str(key))
+        valid = _fields(kind)
+        field = kind.__pydantic_fields__.get(key)
         kinds = () if field is None else (field.annotation, *get_args(field.annotation))
-        model = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
-        if model is None or model.model_config.get("extra") == "allow":
-            return []
-        named = get_origin(field.annotation) is dict
-    return _fields(model)
+        if remaining and field is not None and get_origin(field.annotation) is dict:
+            found.append(str(remaining.pop(0)))  # a name of the user's own
+            valid = []
+        inner = [one for one in kinds if isinstance(one, type) and hasattr(one, "__pydantic_fields__")]
+        if not inner or (issubclass(inner[0], BaseModel) and inner[0].model_config.get("extra") == "allow"):
+            break
+        kind = inner[0]
+    return found + [str(key) for key in itertools.takewhile(lambda key: isinstance(key, int), remaining)], valid
 
 
 def shown(value: Any) -> str:

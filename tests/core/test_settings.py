@@ -69,7 +69,7 @@ def test_a_method_of_ones_own_has_it_too() -> None:
 
     with pytest.raises(ConfigError, match=r"unknown key 'own.rat'; did you mean 'rate'\?"):
         Own(rat=0.2)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match=r"Narrow.rate: expected a number, got 'x'"):
+    with pytest.raises(ConfigError, match=r"narrow.rate: expected a number, got 'x'"):
         Narrow(rate="x", width=2)  # type: ignore[arg-type]
     assert dataclasses.replace(Narrow(rate=0.2), width=4) == Narrow(rate=0.2, width=4)
 

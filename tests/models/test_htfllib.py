@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
 from polyfed.model_groups import GROUPS
-from polyfed.models import build, with_projection
+from polyfed.models import build
 from polyfed.models.networks.texts import position_sines
 from polyfed.registry import MODELS
 
@@ -113,22 +113,6 @@ def test_a_group_by_name_is_its_list() -> None:
     assert [len(GROUPS[name]) for name in ("htfe-2", "htfe-8", "htfe-9", "htm-10", "htfe-sen-8")] == [2, 8, 9, 10, 8]
     with pytest.raises(ConfigError, match=r"a group of them, got 'htfe-7'; did you mean"):
         Recipe.from_dict(RECIPE | {"models": {"architectures": "htfe-7"}})
-
-
-@pytest.mark.parametrize("width", [16, 100])
-def test_features_averaged_to_one_width(width: int) -> None:
-    model = build("digits-cnn1", (1, 8, 8), 10).eval()
-    pooled = with_projection(model, width, average=True).eval()
-    x = torch.randn(3, 1, 8, 8)
-    assert torch.equal(pooled.represent(x), F.adaptive_avg_pool1d(model.represent(x), width))
-    assert count(pooled) - count(model) == 10 * (width - model.feature_dim)  # but for the head, no weight
-
-
-def test_torchvisions_networks_with_auxiliary_heads_go_without() -> None:
-    pytest.importorskip("torchvision")
-    model = build("torchvision:googlenet", (3, 32, 32), 10, 512, feature_pool=True)
-    assert sum(p.numel() for p in model.head.parameters()) == 5130
-    assert model.train()(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
 @pytest.mark.parametrize(("hidden", "widths"), [("512", [512, 512, 10]), ("32-16", [512, 32, 16, 10])])

@@ -210,10 +210,8 @@ def _from_csv(path: Path, form: InputSpec) -> InferenceInputs:
 def _numbered_labels(labels: tables.NewLabels, form: InputSpec) -> Tensor | None:
     if labels is None:
         return None
-    numbers = [int(label) if label.isascii() and label.isdigit() else label for label, _ in labels]
-    return torch.tensor(
-        [_numbered_label(label, form, place) for label, (_, place) in zip(numbers, labels, strict=True)]
-    )
+    numbers = [(int(label) if label.isascii() and label.isdigit() else label, place) for label, place in labels]
+    return torch.tensor([_numbered_label(label, form, place) for label, place in numbers])
 
 
 def _of_texts(texts: Sequence[str], vocabulary: Vocabulary, names: Sequence[str] | None = None) -> InferenceInputs:
@@ -277,7 +275,10 @@ def _cells(part: Part, form: InputSpec) -> Iterator[tuple[Any, Any]]:
 def _numbered_label(label: Any, form: InputSpec, place: str) -> int | float:
     """The number of a class, from its name or its number; where numbers are predicted, the label as one."""
     if not form.class_names:
-        return _number_to_predict(label, place)
+        with contextlib.suppress(TypeError, ValueError):
+            if math.isfinite(value := float(label)):
+                return value
+        raise ConfigError(f"expected a finite number as label, got '{label}' in {place}")
     if not isinstance(label, str) and label == label // 1:  # true, 3.0
         label = int(label)
     name = str(label)
@@ -287,11 +288,3 @@ def _numbered_label(label: Any, form: InputSpec, place: str) -> int | float:
         return int(label)
     known = ", ".join(form.class_names[:10]) + (", ..." if len(form.class_names) > 10 else "")
     raise ConfigError(f"expected labels among the run's classes ({known}), got '{name}' in {place}")
-
-
-def _number_to_predict(label: Any, place: str) -> float:
-    with contextlib.suppress(TypeError, ValueError):
-        value = float(label)
-        if math.isfinite(value):
-            return value
-    raise ConfigError(f"expected a finite number as label, got '{label}' in {place}")

@@ -63,6 +63,16 @@ def test_a_signal_leaves_a_checkpoint_of_the_last_whole_round_and_no_orphans(
     assert [json.loads(line)["round"] for line in lines] == list(range(1, len(lines) + 1))
 
 
+def test_a_run_that_is_killed_leaves_no_worker(tmp_path: Path) -> None:
+    process = started(command("local", tmp_path / "run", "training.rounds=1000000"), tmp_path / "log")
+    assert becomes_true(lambda: recorded(tmp_path / "run") >= 1, 60), (tmp_path / "log").read_text()
+    workers = children(process)
+    assert len(workers) == 2
+    os.kill(process, signal.SIGKILL)
+    assert ended(process) == -signal.SIGKILL
+    assert becomes_true(lambda: not any(map(alive, workers)), 10)
+
+
 def test_a_second_ctrl_c_ends_at_once() -> None:
     child = os.fork()
     if child == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -201,68 +200,6 @@ def test_who_cannot_be_scored_has_no_score() -> None:
     accuracy = found.history[0]["accuracy_per_client"]
     assert [i for i, value in enumerate(accuracy) if value is None] == [1]
     assert found.history[0]["dropped"] == []
-
-
-class Slow(FedAvg):
-    """A fiftieth of a second more per step."""
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        time.sleep(0.02)
-        return super().loss(model, batch, context)  # type: ignore[return-value]
-
-
-def there(process: int) -> bool:
-    """Whether a process is there, and no mere entry in the table of those that have ended."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true in good time."""
-    late = time.monotonic() + 300  # on a busy machine
-    while not condition() and time.monotonic() < late:
-        time.sleep(0.01)
-    return condition()
-
-
-def begun(folder: Path) -> tuple[int, list[int]]:
-    """A run in a process of its own, and its workers, in the middle of a round."""
-    notes = folder / "workers.json"
-    process = os.fork()
-    if process == 0:
-        try:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            training = Training(rounds=6, batch_size=8, lr=0.1)
-            given: dict[str, Any] = {"executor": "processes", "workers": 2, "out": folder / "run"}
-            fed = ConformanceKit(method=Slow()).usual.federation(Slow(), training, **given)
-
-            def note(_: Any) -> None:
-                notes.with_suffix(".new").write_text(json.dumps([w.process.pid for w in fed.executor.running]))  # type: ignore[attr-defined]
-                notes.with_suffix(".new").rename(notes)
-
-            fed.loggers.append(Told(note))
-            fed.run()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert until(notes.exists)
-    time.sleep(0.1)
-    staff = json.loads(notes.read_text())
-    assert len(staff) == 2
-    assert all(map(there, staff))
-    return process, staff
-
-
-@pytest.mark.parametrize(
-    "number", others_slow([signal.SIGTERM, signal.SIGKILL], quick=[signal.SIGKILL]), ids=lambda number: number.name
-)
-def test_a_run_that_is_killed_leaves_no_worker(tmp_path: Path, number: signal.Signals) -> None:
-    process, staff = begun(tmp_path)
-    os.kill(process, number)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -number
-    assert until(lambda: not any(map(there, staff)))
 
 
 @pytest.mark.parametrize("what", others_slow(["fork", "gradient"], quick=["gradient"]))

@@ -98,19 +98,7 @@ class EvalBatch:
         return self.client.architecture
 
 
-@dataclass(frozen=True)
-class PassJob:
-    """A pass over public inputs that the server asks for, by the network of this client."""
-
-    client: Client
-    asked: PublicPass
-
-    @property
-    def round(self) -> int:
-        return self.asked.round
-
-
-Job = TrainJob | EvalBatch | PassJob
+Job = TrainJob | EvalBatch | PublicPass
 Scores = Mapping[str, Score]  # part of the data -> score
 
 

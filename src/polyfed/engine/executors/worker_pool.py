@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyfed.core.server import PublicPass
 from polyfed.engine.executors.executor import Done, Executor, ExecutorSetup, run_public_pass
-from polyfed.engine.executors.jobs import EvalBatch, Job, JobResult, PassJob, Scores, TrainJob
+from polyfed.engine.executors.jobs import EvalBatch, Job, JobResult, Scores, TrainJob
 from polyfed.engine.executors.serial import Serial
 from polyfed.engine.executors.worker_requests import make_request, read_answer
 from polyfed.engine.executors.workload import seconds_of_training, worker_count
@@ -93,7 +93,7 @@ class WorkerPool(Executor):
         """See `Server.run_passes`; a single one is not worth sending, and what workers die of is done here."""
         found: list[Tensor | None] = [None] * len(passes)
         if len(passes) > 1 and self._has_workers():
-            found = self._run_all([PassJob(self.setup.clients[p.client_id], p) for p in passes], lambda done: None)
+            found = self._run_all(passes, lambda done: None)
         return [
             run_public_pass(asked, self.setup) if one is None else one for asked, one in zip(passes, found, strict=True)
         ]
@@ -129,14 +129,14 @@ class WorkerPool(Executor):
     def _run_all(self, asked: Sequence[Any], done: Done) -> list[Any]:
         """All results; None where workers died of it, twice."""
         found: dict[int, Any] = {}  # by place
-        order = sorted(range(len(asked)), key=lambda place: -self._seconds[asked[place].client.id])
+        order = sorted(range(len(asked)), key=lambda place: -self._seconds[_client_id(asked[place])])
         try:
             for lost in self._assign_jobs(asked, order, found, done):
                 if self._assign_jobs(asked, [lost], found, done):
                     found[lost] = None
                     done(len(found))
-                    then = "the run's own process does its work" if isinstance(asked[lost], PassJob) else None
-                    self.setup.say(f"{_worker_of(asked[lost])} died again; {then or 'it counts as dropped out'}")
+                    then = "the run's own process does its work" if isinstance(asked[lost], PublicPass) else None
+                    self.setup.say(f"{self._worker_of(asked[lost])} died again; {then or 'it counts as dropped out'}")
         except BaseException:
             self.close()  # whatever the others are at
             raise
@@ -158,7 +158,7 @@ class WorkerPool(Executor):
                     answer = read_answer(asked[place], worker.receive(), self.setup.store)
                 except WorkerDied as how:
                     died.append(place)
-                    self.setup.say(f"{_worker_of(asked[place])} died ({how}); its work is done again")
+                    self.setup.say(f"{self._worker_of(asked[place])} died ({how}); its work is done again")
                     self.replace(worker)
                 except PolyfedError as error:
                     failed[place] = error
@@ -170,7 +170,10 @@ class WorkerPool(Executor):
             raise failed[min(failed)]
         return died
 
+    def _worker_of(self, asked: Job) -> str:
+        who = asked.title if isinstance(asked, EvalBatch) else self.setup.clients[_client_id(asked)].title
+        return f"round {asked.round}: the worker of {who}"
 
-def _worker_of(asked: Job) -> str:
-    who = asked.title if isinstance(asked, EvalBatch) else asked.client.title
-    return f"round {asked.round}: the worker of {who}"
+
+def _client_id(asked: Job) -> int:
+    return asked.client_id if isinstance(asked, PublicPass) else asked.client.id

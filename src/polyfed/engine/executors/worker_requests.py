@@ -22,7 +22,7 @@ from polyfed.core.server import PublicPass
 from polyfed.engine.executors.client_scores import score_batch
 from polyfed.engine.executors.client_work import run_job
 from polyfed.engine.executors.executor import ExecutorSetup, run_public_pass
-from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Job, JobResult, PassJob, TrainJob, make_job, placed
+from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Job, JobResult, TrainJob, make_job, placed
 from polyfed.engine.pace import include_processor_seconds
 from polyfed.engine.scoring import ScoreCache, score_from_json, score_to_json
 from polyfed.engine.weight_store import WeightRow, WeightStore, client_row
@@ -37,10 +37,11 @@ _AT_WORKER = {"client", "exchange", "device"}  # fields of a `TrainJob` that a w
 
 def make_request(asked: Job) -> bytes:
     """What a worker is to do."""
-    request: dict[str, Any] = {"what": type(asked).__name__, "client": asked.client.id, "round": asked.round}
-    if isinstance(asked, PassJob):
-        return encode({**request, "pass": vars(asked.asked)})
+    what = type(asked).__name__
+    if isinstance(asked, PublicPass):
+        return encode({"what": what, "client": asked.client_id, "round": asked.round, "pass": vars(asked)})
     row = client_row(asked.client)
+    request: dict[str, Any] = {"what": what, "client": asked.client.id, "round": asked.round}
     request["state"] = asked.client.state
     request["weights"] = None if row is None else [row.variant, row.bytes]
     if isinstance(asked, TrainJob):
@@ -59,7 +60,7 @@ def read_answer(asked: Job, data: bytes, store: WeightStore) -> Any:
     """
     answer = decode(data)
     check_answer(answer)
-    if isinstance(asked, PassJob):
+    if isinstance(asked, PublicPass):
         return answer["outputs"]
     if isinstance(asked, EvalBatch):
         return [{part: score_from_json(score) for part, score in each.items()} for each in answer["scores"]]
@@ -132,7 +133,7 @@ class RequestHandler:
         used = time.process_time()
         try:
             request = decode(data)
-            work = {"TrainJob": self._train, "EvalBatch": self._score, "PassJob": self._pass}
+            work = {"TrainJob": self._train, "EvalBatch": self._score, "PublicPass": self._pass}
             answer = work[request["what"]](request)
             answer["processor_seconds"] = [os.getpid(), time.process_time() - used]
             try:

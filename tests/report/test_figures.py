@@ -194,19 +194,6 @@ def test_clients_are_drawn_as_found(runs: Any) -> None:
     assert drawing.figure.legends[0].get_texts()[1].get_text() == "fedgh"
 
 
-@pytest.mark.slow
-def test_many_networks_and_methods_with_long_names_can_be_read(make: Any) -> None:
-    names = [f"timm:some_network_{n}_with_a_long_name.in1k" for n in range(20)]
-    for number in range(11):
-        rows = table(*(0.02 * n for n in range(20)), names=names, samples=tuple(range(1, 21)))
-        label = f"fedgh-with-a-header-trained-for-a-hundred-epochs-{number}" if number else None
-        method = "fedgh" if number else "local"
-        make(str(number), method, 0, clients_table=rows, label=label, accuracy_per_client=[0.1] * 20)
-    found = load_runs(make.root)
-    for drawing in (*clients(group_runs(found)[0]), *architectures(group_runs(found)[0]), *sizes(group_runs(found)[0])):
-        assert unreadable(drawing.figure) == [], drawing.stem
-
-
 # what every figure has in common --------------------------------------------------------------------------------------
 
 

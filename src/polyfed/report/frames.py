@@ -93,8 +93,8 @@ def _client_lines(records: Iterable[RoundRecord], run: RunRecord) -> pd.DataFram
         for metric, by_client in own.items():
             numbers = np.array(list(by_client.values()), dtype=float)  # None becomes NaN
             parts[metric].append((record.round, np.array(list(by_client), dtype="int32"), numbers))
-    frames = []
-    for metric, found in parts.items():
+    frames = [run.lines[:0]]
+    for metric, found in [(metric, found) for metric, found in parts.items() if found]:
         rounds, clients, values = zip(*found, strict=True)
         columns = {"round": np.repeat(rounds, [len(one) for one in values]), "stage": stages[metric], "predictor": ""}
         columns |= {"client": np.concatenate(clients), "architecture": "", "metric": metric}

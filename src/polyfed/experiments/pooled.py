@@ -122,6 +122,8 @@ class Pooled(Local):
         most: epochs that are tried on a client's own rows.
     """
 
+    name = "local"  # by which a recipe makes it again
+
     def __init__(self, rows: Sequence[Tensor], shifts: Sequence[Tensor], most: int) -> None:
         super().__init__()
         vars(self).update(rows=rows, shifts=shifts, most=most)
@@ -217,6 +219,8 @@ def _as_score(merit: float, classes: int) -> float:
 class ByShares(Local):
     """Scores of a network that was trained on the rows of all, for the shares of the client's classes."""
 
+    name = "local"  # by which a recipe makes it again
+
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """See `share_shift`."""
         shift: Tensor = context["shift"].to(x.device)
@@ -225,6 +229,8 @@ class ByShares(Local):
 
 class Tuned(Local):
     """Scores of the network after training on the client's own rows; before that, of the network as it is."""
+
+    name = "local"  # by which a recipe makes it again
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """By the weights that the client keeps."""

@@ -41,15 +41,13 @@ def encode(tensors: Mapping[str, Tensor], energy: float, exempt: Collection[str]
 
 
 @torch.no_grad()
-def decode(encoded: Mapping[str, Tensor | Mapping[str, Tensor]], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def decode(encoded: Mapping[str, Mapping[str, Tensor]], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors again, in the order and the shapes of `like`; new tensors.
-
-    Other entries than those of `encode`, as a message has them, are passed over.
 
     Raises:
         ValueError: a tensor is missing, or cannot have its shape.
     """
-    raw, left, scale, right = (_entries(encoded, group) for group in GROUPS)
+    raw, left, scale, right = (encoded.get(group, {}) for group in GROUPS)
     found = {}
     for name, tensor in like.items():
         if name in raw:
@@ -82,10 +80,3 @@ def truncated_svd(matrix_MN: Tensor, energy: float) -> tuple[Tensor, Tensor, Ten
     first = left[:, :rank], scale[:rank], right[:rank]
     u, s, v = (part.to(matrix_MN.dtype, copy=True).contiguous() for part in first)
     return u, s, v
-
-
-def _entries(encoded: Mapping[str, Tensor | Mapping[str, Tensor]], group: str) -> Mapping[str, Tensor]:
-    entries = encoded.get(group, {})
-    if isinstance(entries, Tensor):
-        raise ValueError(f"expected named tensors as '{group}', got a tensor")
-    return entries

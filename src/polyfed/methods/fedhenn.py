@@ -106,7 +106,7 @@ class FedHeNN(KernelAlignment):
         self.kernel.clear(server)
         self.kernel.keep(server, uploads)
 
-    # what is declared --------------------------------------------------------------------------------------
+    # rounds with X ------------------------------------------------------------------------------------------
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.uploads == "kernels" and not self.alignment_data.fixed:

@@ -85,9 +85,8 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         for key in _UPDATE:
             server.state.pop(key, None)
-        server.state["holders"] = torch.tensor(
-            sorted(uploads), dtype=torch.int64
-        )  # clients that have m as it was before this round
+        # clients that have m as it was before this round
+        server.state["holders"] = torch.tensor(sorted(uploads), dtype=torch.int64)
         if not uploads:
             return
         before = get_group(server.state, "auxiliary_model")

@@ -38,8 +38,6 @@ seen = {"program": me, "words": words, "files": files, "folders": folders, "envi
 with open(os.environ["SEEN"], "a") as file:
     file.write(json.dumps(seen) + "\\n")
 if me == "server":
-    if fault == "superlink":
-        sys.exit("no such certificate")
     with socket.create_server(("127.0.0.1", int(options["--port"]))) as server:
         time.sleep(60)
 elif me == "node":
@@ -165,10 +163,6 @@ def test_every_program_is_started_safely(place: Path) -> None:
         ("refused", ConfigError, r"^expected this, got that$"),
         ("node", RunError, r"^node-0 has ended, with status 1: no rows here \(all of it in .*node-0\.log\)$"),
         ("away", RunError, r"^a node was turned away: expected this recipe$"),
-        pytest.param(
-            *("superlink", RunError, r"superlink has ended, with status 1: no such certificate \(all of it in .*\.log"),
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_a_failure_is_one_line_and_leaves_no_process(

@@ -720,23 +720,6 @@ def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path,
     assert comparable(read.history) == comparable(expected.history)
 
 
-@pytest.mark.slow
-def test_a_node_without_its_state_says_so(tmp_path: Path) -> None:
-    recipe = three_rounds("local")
-    wire = Nearby(recipe, tmp_path)
-
-    def forget(record: Mapping[str, Any]) -> None:
-        for file in (tmp_path / "node-1").glob("*/client-*/*.state") if record["round"] == 1 else ():
-            file.unlink()
-
-    run = served(recipe, wire, tmp_path, loggers=[forget])
-    assert [record["dropped"] for record in run.history] == [[], [1], [1]]
-    said = {reason for _, _, reason in troubles(tmp_path / "out")}
-    assert len(said) == 1
-    assert "expected the state after '000001-00'" in min(said)
-    assert "got nothing" in min(said)
-
-
 def test_a_node_whose_rows_have_changed_is_out_until_they_are_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

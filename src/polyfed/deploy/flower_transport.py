@@ -27,7 +27,7 @@ from polyfed.core.settings import Settings, Weight
 from polyfed.deploy import SHORTEST, require_package
 from polyfed.deploy.node_config import hyphenated
 from polyfed.deploy.node_registry import LARGEST_ANSWER, Answer
-from polyfed.deploy.protocol import KINDS, Count, Envelope, Kind, NodeError
+from polyfed.deploy.protocol import Count, Envelope, Kind, NodeError
 from polyfed.deploy.server import serve
 from polyfed.errors import PolyfedError, RunError
 from polyfed.loggers.console import Console
@@ -170,8 +170,8 @@ def _envelope(message: Message) -> Envelope:
             raise TypeError(f"a body of type {type(body).__name__}")
     except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise RunError(f"expected an envelope of polyfed's, got something else: {error!r}") from None
-    if kind not in KINDS:
-        raise RunError(f"expected an envelope of one of the kinds {', '.join(KINDS)}, got '{kind}'")
+    if kind not in _TYPES:
+        raise RunError(f"expected an envelope of one of the kinds {', '.join(_TYPES)}, got '{kind}'")
     return Envelope(kind, facts, body)
 
 

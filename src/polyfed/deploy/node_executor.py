@@ -38,7 +38,6 @@ from polyfed.errors import PolyfedError, RunError, first_line
 from polyfed.records.fields import validated
 from polyfed.records.stored_files import ModelEntry
 
-_PARTS = ("test", "validation")
 _LONGEST = 300  # characters of an error
 # entries of a client's state at the server: round and exchange after which it last counted; the same at the end of the
 # best round, where that is wanted
@@ -232,7 +231,7 @@ class NodeExecutor(Executor):
         report = parse(TaskResult, facts)
         refused = report.refused or self._excess(report)
         score = None if report.score is None else self._score(report.score, client, "test")
-        kept = {part: self._score(counts, client, part) for part, counts in report.kept.items() if part in _PARTS}
+        kept = {part: self._score(counts, client, part) for part, counts in report.kept.items()}
         weights = client.weights
         if refused is None:
             self._kept[client.id] = (checkpoint_id(job.round, job.exchange_index), kept)

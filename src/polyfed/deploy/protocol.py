@@ -21,7 +21,6 @@ from polyfed.errors import RunError
 from polyfed.records.main_score import ACCURACY, RMSE, MainScore
 
 Kind = Literal["hello", "train", "score", "finish"]
-KINDS: tuple[Kind, ...] = ("hello", "train", "score", "finish")
 _AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugins")  # sections on which both sides act
 _OF_ALL = ("class_names", "categories", "task", "mean", "std")  # of [data], for all clients' rows
 # what the server cannot know of a shared model's entry in the list of models
@@ -38,6 +37,7 @@ _Text = Annotated[str, Field(max_length=1000)]
 _Name = Annotated[str, Field(max_length=200)]
 _Names = Annotated[list[_Name], Field(max_length=2**16)]
 _Classes = Annotated[list[_Name], Field(max_length=2**11)]  # of whose pairs the server may have counts
+_Part = Annotated[str, Field(pattern="^(test|validation)$")]  # of a client's data, which are scored
 _Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
 
 
@@ -58,7 +58,7 @@ class TaskRequest(Settings):
     variant: str = ""
     base: _Mark = ""
     best: _Mark = ""
-    parts: list[Literal["test", "validation"]] = Field(default_factory=list)
+    parts: list[_Part] = Field(default_factory=list)
 
 
 JOB_FACTS = {*TaskRequest.model_fields} & {field.name for field in fields(TrainJob)}  # for `make_job`
@@ -104,7 +104,7 @@ class TaskResult(Settings):
     refused: _Text | None
     new: bool
     score: dict[str, Any] | None
-    kept: dict[str, dict[str, Any]]
+    kept: dict[_Part, dict[str, Any]]
 
 
 _Facts = TypeVar("_Facts", bound=Settings)

@@ -23,8 +23,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from polyfed.report.results_page import write_results
 
+import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import from_bytes, to_bytes
 from polyfed.data.datasets import load_dataset
@@ -141,7 +141,7 @@ def as_json(value: Any) -> bytes:
 
 
 def read_results(folder: Path) -> None:
-    write_results([folder], folder / "results.md")
+    pf.results(folder)
 
 
 def read_model(folder: Path) -> None:

@@ -321,8 +321,6 @@ class _Floats(torch.nn.Module):
         return scores
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.ClosedForm(features=12),
     # in round 2 W, b, counts and their number, and that the sums have come; the number comes back

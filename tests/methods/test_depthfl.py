@@ -90,9 +90,6 @@ def test_a_run_that_ends_before_its_ramp_says_so(method, text):
     assert bool(text) == bool(remark)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def depthfl_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """P of the stem, the block and its classifier, or of all, with 8 channels and 12 features."""
     p = (9 * 8 + 8) + (9 * 8 * 8 + 8) + (8 * 3 + 3) + (client_id % 2 == 0) * ((9 * 8 * 12 + 12) + (12 * 3 + 3))

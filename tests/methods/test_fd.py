@@ -116,9 +116,6 @@ def test_a_class_that_nobody_sends_anew_keeps_what_was_sent():
     assert second.after["owners"][second.after["labels"] == 1].tolist() == [1]  # sent anew by one, the others' are gone
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def taught(model: Any, batch: Any, context: Any) -> float:
     """CE + 0.6 soft CE to the class's target, in float64, a mean over all rows of the batch."""
     log_p, targets = oracles.log_softmax(model(batch.x)), context["targets"].double().numpy()

@@ -49,8 +49,6 @@ def test_shares_are_over_those_who_answered():
     assert same(shared(history[3].after), shared(history[2].after)), "nobody answered: the model stays"
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.FedAvg(),
     reference_loss=oracles.cross_entropy,
@@ -61,7 +59,6 @@ test_conformance = testing.conformance(
         Reduction(methods.FedAvg(aggregation="same-shape"), methods.FedAvg(), "received", same_architecture=True)
     ],
 )
-
 
 test_other_settings = oracles.other_settings(
     (methods.FedAvg(aggregation="same-shape"), {"counted": "updates"}),

@@ -72,10 +72,7 @@ def test_a_lone_client_is_averaged_alone():
         assert all(same(one.weights[i], other.weights[i]) for i in range(4))
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 OF_PUBLIC_INPUTS = "the distilled network's statistics move on to those of the public inputs"
-
 
 test_conformance = testing.conformance(
     methods.FedDF(server_steps=4, server_batch=8, server_lr=0.01),

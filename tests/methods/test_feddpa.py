@@ -91,9 +91,6 @@ def test_a_constant_tensor_has_the_range_0() -> None:
     assert min_max_normalize(torch.zeros(0)).shape == (0,)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def pulled(model: Any, batch: Any, context: Any) -> float:
     """CE + 0.4 / 2 ||w - w_received||^2, or + 0.3 / 2 (||w - w_received|| - 0.5)^2, in float64."""
     gaps = [p.detach().double().numpy() - context["w"][n].double().numpy() for n, p in model.named_parameters()]
@@ -108,7 +105,6 @@ test_conformance = testing.conformance(
     expected_bytes=oracles.of_weights(),
     reductions=[Reduction({"threshold": 1.0, "lambda2": 0.0}, methods.FedAvg(), "received")],
 )
-
 
 test_other_settings = oracles.other_settings(
     (methods.FedDPA(aggregation="same-shape"), {}),

@@ -137,8 +137,6 @@ def test_the_servers_loss_by_hand(weight):
     assert ((p - q).min() < 0 < (p - q).max()).all()
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     # layer-wise: tests/methods/test_fedet.py
     methods.FedET(server_steps=2, server_batch=8, server_lr=0.05, diversity_weight=0.5),

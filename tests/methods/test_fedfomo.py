@@ -125,9 +125,6 @@ def test_if_all_are_worse_the_model_stays_bit_for_bit() -> None:
     assert stays is not model["w"]
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def fedfomo_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down of all five others what is also the client's; up its model and five numbers."""
     held = {
@@ -145,7 +142,6 @@ test_conformance = testing.conformance(
     skip=oracles.NUMBERED,
     changed_values={"num_models": 2, "epsilon": ChangedValue(1.0, {"num_models": 2})},
 )
-
 
 test_other_settings = oracles.other_settings(
     (methods.FedFomo(aggregation="same-shape", num_models=1), {"skip": oracles.NUMBERED}),

@@ -147,9 +147,6 @@ def test_the_teacher_gets_no_gradient():
         torch.testing.assert_close(found[name], p.grad, atol=1e-6, rtol=1e-5)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def generated(model: Any, batch: Any, context: Any) -> float:
     """CE + a CE(h(G(z', y')), y') + b KL(softmax h(G(z, y)) || softmax f(x)) in float64; G written out."""
     g = {name: t.double().numpy() for name, t in context["generator"].items()}

@@ -107,15 +107,12 @@ def test_noise_has_the_labels_mean_and_spread_of_the_lars_and_new_draws_every_ro
     assert float(draws.std() / lars.std(correction=0)) == pytest.approx(1, abs=0.1)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.FedGH(header_lr=0.1),
     reference_loss=oracles.cross_entropy,
     expected_bytes=oracles.CLASS_ROWS,
     skip=oracles.IN_ORDER,
 )
-
 
 test_other_settings = oracles.other_settings(
     (methods.FedGH(header_batch="round", header_epochs=20, header_lr=0.1), {}),

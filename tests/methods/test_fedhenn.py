@@ -381,9 +381,6 @@ def test_only_who_acknowledges_the_inputs_holds_them():
     assert ["rad" in fed.method.broadcast(fed.server, i) for i in range(3)] == [True, False, True]
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def fedhenn_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down L s + 4 L r, up 4 P: L = 16 rows of 36 floats; r = 2 (6 + 5 + 7), the widths of all six clients."""
     return 16 * 36 * 4 + 4 * 16 * 36, 4 * oracles.numbers(server, client_id)
@@ -412,7 +409,6 @@ test_conformance = testing.conformance(
     },
     no_effect={"kernel.rank": "with few features in all the factor is exact"},
 )
-
 
 test_other_settings = oracles.other_settings(
     (

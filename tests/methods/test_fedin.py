@@ -272,9 +272,6 @@ def test_the_misfit_and_its_gradient_by_hand(number):
         torch.testing.assert_close(found.grads[name], expected, atol=1e-6, rtol=0)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def fedin_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Up 4 (P + B q), down 4 (P + B q) from round 2 on: q = 4*3*3 + 6, B = 8 or all that a client has."""
     p = oracles.numbers(server, client_id)
@@ -295,9 +292,7 @@ def fedin_projected_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 OF_PAIRS = ("combine", "noise_where", "num_pairs", "feature_clip")
 
-
 OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid", "_features"))
-
 
 test_conformance = testing.conformance(
     methods.FedIN(mu=0.35),
@@ -324,7 +319,6 @@ test_conformance = testing.conformance(
     ],
 )
 
-
 test_fedin_without_pairs = pytest.mark.slow(
     testing.conformance(
         methods.FedIN(exchange_features=False, mu=0.35, weighting="samples"),
@@ -333,7 +327,6 @@ test_fedin_without_pairs = pytest.mark.slow(
         no_effect=dict.fromkeys((*OF_PAIRS, *OF_PROJECTIONS), "there are no pairs"),
     )
 )
-
 
 test_other_settings = oracles.other_settings(
     (methods.FedIN(noise_std=0.8, aggregation="same-shape", combine="project"), {"skip": oracles.IN_ORDER}),

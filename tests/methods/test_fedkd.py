@@ -104,9 +104,6 @@ def test_each_loss_moves_its_own_network(distil: float, mimic: float) -> None:
             )
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def mentored(model: Any, batch: Any, context: Any) -> float:
     """CE(w) + CE(m) = s, + [1.5 (KL(m || w) + KL(w || m)) + 0.5 * 2 MSE(H_w, W H_m)] / s, in float64."""
     own, other = oracles.log_softmax(model.own(batch.x)), oracles.log_softmax(model.auxiliary_model(batch.x))
@@ -123,7 +120,6 @@ test_conformance = testing.conformance(
     changed_values={"shared": "largest"},
     reductions=[Reduction({"distillation_weight": 0.0, "hidden_weight": 0.0}, methods.Local(), part="own.")],
 )
-
 
 test_other_settings = oracles.other_settings(
     (methods.FedKD(energy_start=0.5, energy_end=0.9), {"models": oracles.THREE_WIDTHS, "skip": oracles.NORMED}),

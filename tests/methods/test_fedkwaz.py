@@ -207,9 +207,6 @@ def test_the_search_takes_what_the_networks_differ_on_most(monkeypatch: pytest.M
     assert "mixtures" not in image_rounds(FedKWAZ(mixed=0.0))[-1].states[0]
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def two_outputs(model: Any, x: Any) -> list[Any]:
     """Representation and log probabilities at T = 4 of own network and second network, and those at T = 1."""
     found = []
@@ -255,9 +252,7 @@ def taught_by_means(model: Any, batch: Any, context: Any) -> float:
 
 WEIGHTS: dict[str, Any] = {"mutual": 0.7, "mixed": 0.4}
 
-
 ANOTHER: dict[str, Any] = {"shared": "largest"}
-
 
 test_conformance = testing.conformance(
     methods.FedKWAZ(**WEIGHTS),

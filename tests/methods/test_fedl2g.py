@@ -208,9 +208,6 @@ def test_the_meta_gradient_against_finite_differences(features):
     assert all(p.grad is None for p in module.parameters())
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def guided(model: Any, batch: Any, context: Any) -> float:
     """CE + 0.8 mean (f(x) - g_y)^2, over samples and logits."""
     logits, g = model(batch.x).detach().double().numpy(), context["guides"].double().numpy()

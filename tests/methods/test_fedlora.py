@@ -146,9 +146,6 @@ def test_a_client_that_missed_rounds_gets_all_updates() -> None:
     assert moved({f"{name}.offset": t for name, t in before.items()}, kept) < 1e-6
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def two_linear_layers() -> SequentialSplit:
     """Inputs 36, then 24 and 12, and a head of 3."""
     extractor = nn.Sequential(OrderedDict(flat=nn.Flatten(), one=nn.Linear(36, 24), tanh=nn.Tanh()))
@@ -176,7 +173,6 @@ test_conformance = testing.conformance(
     changed_values={"ranks": "1 3 6", "layers": "one", "aggregation": "slices"},
     **ADAPTED,
 )
-
 
 test_other_settings = oracles.other_settings(
     *((plain(rule), {**ADAPTED, "skip": oracles.NUMBERED}) for rule in ("svd", "slices", "pad", "select-and-fold")),

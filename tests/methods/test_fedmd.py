@@ -124,9 +124,6 @@ def test_drawn_rows_are_distinct_new_every_round_and_the_only_ones_digested():
         assert same(first.weights[0], other.weights[0]) != inside
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def digesting(model: Any, batch: Any, context: Any) -> float:
     """Mean |f(x) - s(x)| on public rows, CE on one's own."""
     if not context["digests"]:
@@ -144,7 +141,6 @@ test_conformance = testing.conformance(
     changed_values={"public_rows": 8},
     reductions=[Reduction({"digest_epochs": 0}, methods.Local())],
 )
-
 
 test_other_settings = oracles.other_settings(
     (methods.FedMD(public_epochs=0, private_epochs=0, public_rows=16, control="pseudo-labels"), {}),

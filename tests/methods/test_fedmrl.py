@@ -80,9 +80,6 @@ def test_exported_are_the_own_networks_names_as_they_are_and_predict_knows_the_r
     assert isinstance(model.prepare, Prepare)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def nested(model: Any, batch: Any, context: Any) -> float:
     """CE(h(r)) + CE(h_s(r[:4])), r = P [phi_s, phi], in float64."""
     z = [net.represent(batch.x).detach().double().numpy() for net in (model.auxiliary_model, model.own)]
@@ -99,7 +96,6 @@ test_conformance = testing.conformance(
     expected_bytes=oracles.auxiliary_bytes,
     changed_values={"shared": "largest", "feature_dim": 3},
 )
-
 
 test_other_settings = oracles.other_settings(
     (methods.FedMRL(feature_dim=3), {"models": oracles.THREE_WIDTHS, "skip": oracles.NORMED}),

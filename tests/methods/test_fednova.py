@@ -70,8 +70,6 @@ def test_a_pull_that_overshoots_is_refused():
     assert rounds(FedNova(mu=20.0), clients(["deep"]), lr=0.01)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.FedNova(),
     reference_loss=oracles.cross_entropy,
@@ -79,7 +77,6 @@ test_conformance = testing.conformance(
     counted="updates",
     reductions=[Reduction({"aggregation": "same-shape"}, methods.FedNova(), "received", same_architecture=True)],
 )
-
 
 test_other_settings = oracles.other_settings(
     (methods.FedNova(mu=0.35, aggregation="same-shape"), {"reference_loss": oracles.proximal}),

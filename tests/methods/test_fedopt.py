@@ -74,8 +74,6 @@ def test_what_nobody_sent_keeps_its_value_and_moments() -> None:
     assert all(same(second.after[what], silent.after[what]) for what in groups)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.FedOpt(),
     reference_loss=oracles.cross_entropy,

@@ -59,9 +59,6 @@ def test_orthogonality_against_numpy_with_cosines_of_both_signs(gamma: float) ->
     assert float(orthogonality(p, rows, labels, gamma)) == pytest.approx(expected, rel=1e-6)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def turned_to(model: Any, batch: Any, context: Any) -> float:
     """CE + 0.7 (1 - cos(z, P[y])) in float64, a mean over all rows of the batch."""
     z, p = (t.detach().double().numpy() for t in (model.represent(batch.x), context["prototypes"]))

@@ -76,8 +76,6 @@ def test_a_client_is_sent_its_own_classes_apart_from_the_others() -> None:
     assert second.states[3]["labels"].tolist() == [2]
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.FedProto(prototype_weight=0.7),
     reference_loss=oracles.drawn_to,

@@ -43,8 +43,6 @@ def test_rounds_by_hand(weighting, aggregation):
     assert len(drawn) > 1
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.FedProx(mu=0.35),
     reference_loss=oracles.proximal,

@@ -67,8 +67,6 @@ def test_the_headers_steps(batch: int, epochs: int, monkeypatch: pytest.MonkeyPa
         assert moved(round.before["header"], round.after["header"]) > 1e-3
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.FedRE(header_lr=0.1),
     reference_loss=oracles.cross_entropy,

@@ -100,14 +100,11 @@ def test_in_the_end_everybody_fits_the_head_to_the_newest_extractor() -> None:
     assert same(extractor(plain[-1]), extractor(last))
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.FedRep(head_epochs=2),
     reference_loss=oracles.cross_entropy,
     expected_bytes=oracles.of_weights(-4 * 21, -4 * 21),
 )
-
 
 test_other_settings = oracles.other_settings(
     (

@@ -48,8 +48,6 @@ def test_windows_roll_forwards_and_what_comes_back_is_averaged_where_it_was():
             np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.FedRolex(rates="fix_a1-b1"),
     models=oracles.WIDE,
@@ -67,7 +65,6 @@ test_conformance = testing.conformance(
         ),
     ],
 )
-
 
 test_other_settings = oracles.other_settings(
     (

@@ -100,9 +100,6 @@ def test_gradients_are_finite_at_an_anchor_and_under_vmap() -> None:
     torch.testing.assert_close(found[1], torch.func.grad(loss)(at[1]))
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def anchored(model: Any, batch: Any, context: Any) -> float:
     """CE + 0.7 mean_d (z - A[y])^2 + 0.4 CE(-(||z - A[c]|| + delta [c = y])) + 0.3 mean_c CE(h(A[c]), c), float64."""
     z, a = (t.detach().double().numpy() for t in (model.represent(batch.x), context["anchors"]))

@@ -131,9 +131,6 @@ def test_at_the_limit_nothing_grows() -> None:
     assert grow_mask(mask, delta, 0.5, 0.6).tolist() == [True, True, False, True]
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def fedselect_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down still all; up without a quarter of every matrix, and a bit for each of its entries."""
     weights = server.initial_state(server.clients[client_id].architecture).values()
@@ -153,7 +150,6 @@ test_conformance = testing.conformance(
         Reduction({"max_personal_fraction": 0.0}, methods.FedAvg(weighting="uniform"), "received"),
     ],
 )
-
 
 test_other_settings = oracles.other_settings(
     (

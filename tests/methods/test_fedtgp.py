@@ -94,8 +94,6 @@ def test_the_margin_loss_keeps_small_distances_of_many_rows_far_from_zero() -> N
     assert float(margin_loss(prototypes, rows, labels, 0.5)) == pytest.approx(expected, rel=1e-5)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.FedTGP(prototype_weight=0.7, server_epochs=10, server_lr=0.1),
     reference_loss=oracles.drawn_to,

@@ -144,9 +144,6 @@ def test_threshold_0_is_the_tensor_itself_with_its_plain_gradient() -> None:
     assert x.grad.tolist() == [1.0, 1.0, 1.0]
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def fiarse_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """P of the whole network, or a quarter of it and a bit for each entry of its eight tensors."""
     sizes = [t.numel() for t in server.initial_state("net0").values()]
@@ -178,7 +175,6 @@ test_conformance = testing.conformance(
         Reduction({"shares": "1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
     ],
 )
-
 
 test_other_settings = oracles.other_settings(
     (

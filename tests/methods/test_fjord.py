@@ -82,9 +82,6 @@ def test_widths_are_drawn_for_every_batch_alike_likely_up_to_the_clients_own():
         assert np.abs(counts[: number + 1] - expected).max() < 4 * math.sqrt(expected)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def fjord_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """P of a third, two thirds and all of 8 and 12 channels."""
     p = oracles.of_width(*((3, 4), (6, 8), (8, 12))[client_id // 2])

@@ -61,9 +61,6 @@ def test_two_clients_by_hand(weighting: Any, shares: tuple[float, float]) -> Non
     assert signs == {-1.0, 1.0}, "the two clients should pull both ways"
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def mutual(model: Any, batch: Any, context: Any) -> float:
     """0.3 CE(w) + 0.7 KL(m || w) + 0.6 CE(m) + 0.4 KL(w || m) in float64."""
     own, other = oracles.log_softmax(model.own(batch.x)), oracles.log_softmax(model.auxiliary_model(batch.x))
@@ -82,7 +79,6 @@ test_conformance = testing.conformance(
         Reduction({"beta": 1.0}, methods.FedAvg(), "received", same_architecture=True, part="auxiliary_model."),
     ],
 )
-
 
 test_other_settings = oracles.other_settings(
     (methods.FML(weighting="uniform"), {"models": oracles.THREE_WIDTHS, "skip": oracles.NORMED}),

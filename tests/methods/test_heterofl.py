@@ -130,8 +130,6 @@ def test_statistics_are_reported_after_the_average_and_metered():
     assert len(found[f"{name}.running_mean"]) > size
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.HeteroFL(rates="fix_a1-b1"),
     models=oracles.WIDE,

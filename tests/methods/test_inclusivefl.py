@@ -103,9 +103,6 @@ def test_rounds_by_hand(beta, local_last):
         reference.round(answered, ALL, SIZES)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def zoo_weights(name):
     with torch.device("meta"):
         return zoo.build(name, (3, 32, 32), 10).state_dict()

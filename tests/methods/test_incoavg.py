@@ -88,9 +88,6 @@ def test_same_shape_corrects_within_each_architecture():
         np.testing.assert_allclose(after[deep].numpy(), before[deep].double().numpy() + step, atol=2e-6)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def test_a_kernel_without_an_update_is_left_alone():
     g_k, g_0 = 0.01 * torch.randn(2, 2, 2, 3, 3, generator=torch.Generator().manual_seed(0))
     g_k[0, 0], g_0[1, 1] = 0.0, 0.0

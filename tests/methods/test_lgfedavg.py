@@ -56,8 +56,6 @@ def test_heads_of_other_names_are_one_head():
     assert all(set(message["shared"]) == {"head.weight", "head.bias"} for message in round.down.values())
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.LGFedAvg(),
     reference_loss=oracles.cross_entropy,

@@ -64,8 +64,6 @@ def test_equals_a_plain_loop_bit_for_bit(architecture, kind):
         assert same(ours, theirs)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.Local(), reference_loss=oracles.cross_entropy, expected_bytes=lambda *_: (0, 0)
 )

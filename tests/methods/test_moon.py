@@ -79,9 +79,6 @@ def test_no_gradient_reaches_them_and_batchnorm_counts_its_own_steps_alone():
     assert all(same(bits[name], of(net)) for name, net in context.items())
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def contrastive(model: Any, batch: Any, context: Any) -> float:
     """CE - 1.5 log[e(near) / (e(near) + e(far))], cosines in float64, T = 0.4."""
 

@@ -113,8 +113,6 @@ def test_classes_that_nobody_has_sent_rows_of_are_judged_by_the_network() -> Non
     torch.testing.assert_close(SMALL.predict(network, x, others)[:, 1], own[:, 1], rtol=1e-6, atol=1e-6)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.OwnPlusCommon(features=12),
     reference_loss=oracles.cross_entropy,

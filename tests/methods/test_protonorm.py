@@ -55,8 +55,6 @@ def test_the_means_are_averaged_spread_and_lengthened() -> None:
         np.testing.assert_allclose(torch.stack([sent[c] for c in range(CLASSES)]).numpy(), expected, atol=1e-5)
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 test_conformance = testing.conformance(
     methods.ProtoNorm(prototype_weight=0.7, spread_steps=50, scale=1.0),
     reference_loss=oracles.drawn_to,

@@ -101,10 +101,7 @@ def test_c_stays_the_mean_when_uploads_are_lost(aggregation):
     assert lost > 3
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
 MOVES_BY_N = "c moves by 1/N of every answer (eq. 5), so one answer of six moves it by a sixth"
-
 
 test_conformance = testing.conformance(
     methods.SCAFFOLD(),

@@ -109,9 +109,6 @@ def test_clients_get_the_levels_in_equal_shares_once_as_the_seed_says():
     assert {fed.method.variant(fed.server, i) for i in range(2)} == {"5", "3"}  # the largest is never left out
 
 
-# the conformance kit --------------------------------------------------------------------------------------------------
-
-
 def scalefl_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """P of the stem, the block and its exit at half the width, or of all, 8 and 12 channels."""
     whole = int(server.state["levels"][client_id]) == 2

@@ -106,6 +106,8 @@ class ClosedForm(Method):
         return privacy.noise_multiplier if self.bounds_rows else 0.0
 
     # server: the sums of all, and the model that they give ---------------------------------------------------
+    # Solutions are numbered: "solved" is the number of the latest, 0 before the first. A client sends the number of the
+    # one it "holds", and its sums until it was "heard"; "held" has the numbers last sent by those who were heard.
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         held = members(server.state, "held")
         new = [i for i, message in uploads.items() if "sums" in message and str(i) not in held]
@@ -251,5 +253,5 @@ def _next(state: State) -> Tensor:
 
 
 def _shares(counts: Tensor) -> Tensor:
-    """Of all rows, which may be none; a model that is passed on tells so of no number of rows."""
+    """Shares n / N, so that a model that is passed on tells no number of rows; 0 without rows."""
     return counts.double() / counts.sum().clamp(min=1)

@@ -196,6 +196,14 @@ def observed_classes(counts_SC: Tensor) -> Tensor:
     return totals_C * (totals_C > 1)
 
 
+def head_loss(made_BD: Tensor, y_B: Tensor, heads: Sequence[nn.Module], omega_SC: Tensor) -> Tensor:
+    """sum_k omega_ky CE(h_k(G(z, y)), y), a mean over the rows made."""
+    logits_SBC = torch.stack([head(made_BD) for head in heads])
+    y_SB = y_B.expand(len(heads), -1)
+    losses_SB = F.cross_entropy(logits_SBC.flatten(0, 1), y_SB.flatten(), reduction="none").view_as(y_SB)
+    return (omega_SC[:, y_B] * losses_SB).sum(0).mean()
+
+
 def diversity_loss(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
     """exp(-mean over pairs of |z_a - z_b|^2 |G_a - G_b|), distances as means over the entries: 1 if all G are alike."""
     noise_P = F.pdist(z_BZ).square() / z_BZ.shape[1]
@@ -223,7 +231,7 @@ def train_generator(
         New weights, new moments, and the mean loss over the steps.
     """
     known_C = observed_classes(counts_SC)
-    shares_SC = counts_SC / counts_SC.sum(0).clamp(min=1)
+    omega_SC = (counts_SC / counts_SC.sum(0).clamp(min=1)).double()
     noise = weights["hidden.weight"].shape[1] - counts_SC.shape[1]
     now = {name: t.double().clone() for name, t in weights.items()}
     trained = {name: t.requires_grad_() for name, t in now.items() if "running" not in name}
@@ -235,11 +243,7 @@ def train_generator(
         y_B = torch.multinomial(known_C.double(), GENERATOR_BATCH, replacement=True, generator=draws)
         z_BZ = torch.randn(GENERATOR_BATCH, noise, generator=draws).double()
         made_BD = generate(now, z_BZ, y_B, training=True)
-        logits_SBC = torch.stack([head(made_BD) for head in heads])
-        y_SB = y_B.expand(len(heads), -1)
-        losses_SB = F.cross_entropy(logits_SBC.flatten(0, 1), y_SB.flatten(), reduction="none").view_as(y_SB)
-        of_heads = (shares_SC.double()[:, y_B] * losses_SB).sum(0).mean()  # each by its share of the class's samples
-        loss = of_heads + diversity_loss(z_BZ, made_BD)
+        loss = head_loss(made_BD, y_B, heads, omega_SC) + diversity_loss(z_BZ, made_BD)
         optimizer.step(torch.autograd.grad(loss, parameters))
         total += float(loss.detach())
     new = {name: t.detach().to(weights[name].dtype) for name, t in now.items()}

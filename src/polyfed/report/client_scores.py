@@ -37,7 +37,9 @@ def scores_of_clients(group: Group, local: str | None) -> pd.DataFrame:
     import pandas as pd
 
     clients = client_frame(group)
-    by_seed = {key: own.set_index("seed")["score"].to_dict() for key, own in clients.groupby(["client", "name"])}
+    by_seed: dict[tuple[int, str | None], dict[int, float | None]] = {}
+    for number, name, seed, score in zip(*(clients[key] for key in ("client", "name", "seed", "score")), strict=True):
+        by_seed.setdefault((number, name), {})[seed] = score
     lines = []
     for number, own in clients.groupby("client"):
         sizes = own["test_samples"].dropna()

@@ -21,6 +21,8 @@ from polyfed.report.benchmark_results import (
     write_result,
 )
 from polyfed.report.benchmark_worth import gains_of
+from tests.helpers.benchmark_figures import row
+from tests.helpers.benchmark_figures import setting as made
 from tests.helpers.refusals import refusal
 
 LOCAL = (0.50, 0.52, 0.54)
@@ -30,28 +32,13 @@ BELOW = (0.40, 0.42, 0.44)
 SPENT = ProcessorTime(tuning={"above": 90.0}, runs={"above": {"0": 60.0, "1": 120.0, "2": 180.0}})
 
 
-def row(name: str, values: tuple[float, ...], control: str = "", method: str = "") -> dict[str, Any]:
-    return {
-        "name": name,
-        "method": method or name,
-        "control": control,
-        "hyperparameters": {},
-        "stage": "personal",
-        "accuracy": {str(seed): value for seed, value in enumerate(values)},
-        "bytes_up": 512 * len(values),
-        "bytes_down": 512 * len(values),
-    }
-
-
 def setting(name: str, score: str) -> SettingResult:
     rows = [row("local", LOCAL), row("above", ABOVE), row("below", BELOW)]
-    rows += [row("above-alone", ALONE, "alone", "above"), row("below-alone", BELOW, "alone", "below")]
+    rows += [row("above-alone", ALONE, "alone"), row("below-alone", BELOW, "alone")]
     rows.append(row("pooled-tuned", ABOVE, "pooled-tuned", "local"))
-    told = {"setting": name, "score": score, "about": "By hand", "changes": "Preset small."}
-    told["scored_on"] = "on one global test set, plain mean over clients"
     tuning = {"above": {"tried": {"rate": [0.1, 1.0]}, "seeds": [7], "chosen": {"rate": 0.1}}}
-    made = {"rounds": 2, "clients": 3, "recipe": {"training": {"rounds": 2}}, "versions": [{"polyfed": "0"}]}
-    return validated(SettingResult, {**told, **made, "tuning": tuning, "rows": rows})
+    told = {"scored_on": "on one global test set, plain mean over clients", "changes": "Preset small."}
+    return made(rows, score, name, tuning=tuning, **told)
 
 
 def lines(page: str, begin: str) -> list[str]:

@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from polyfed.records.fields import validated
 from polyfed.report.benchmark_page import WorthTable, to_markdown, to_text
-from polyfed.report.benchmark_results import SettingResult
 from polyfed.report.benchmark_worth import comparisons, worth_of
 from polyfed.report.statistics import Estimate, holm
+from tests.helpers.benchmark_figures import row, setting
 
 LOCAL = (0.50, 0.54, 0.52)
 
 
-def row(
-    name: str, validation: float | None, test: tuple[float, ...], kind: str = "", sent: int = 9, **settings: str
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "method": name.split("-alone")[0],
-        "control": kind,
-        "hyperparameters": settings,
-        "stage": "personal",
-        "accuracy": {str(seed): value for seed, value in enumerate(test)},
-        "validation": {str(seed): validation for seed in range(len(test))},
-        "bytes_up": sent,
-        "bytes_down": sent,
-    }
-
-
-def setting(rows: list[dict[str, Any]], score: str = "accuracy", name: str = "one") -> SettingResult:
-    told = {"setting": name, "score": score, "about": "By hand", "scored_on": "on test data", "changes": ""}
-    made = {"rounds": 2, "clients": 3, "recipe": {}, "tuning": {}, "versions": []}
-    return validated(SettingResult, {**told, **made, "rows": rows})
-
-
 ROWS = [
-    row("local", 0.5, LOCAL, sent=0),
-    row("lucky", 0.6, (0.90, 0.92, 0.94)),  # the best by test
-    row("sure", 0.7, (0.60, 0.66, 0.63)),  # the best by validation
-    row("smooth", 0.6, (0.55, 0.57, 0.59), "targets", control="uniform"),  # its method sends, and nobody needs it
-    row("flat", 0.9, (0.80, 0.80, 0.80), "targets", control="flat"),  # needs the others, and is a control
-    row("sure-alone", 0.55, (0.70, 0.71, 0.72), "alone", sent=0),
-    row("pooled", 0.4, (0.80, 0.80, 0.80), "pooled", sent=0),
-    row("pooled-tuned", 0.8, (0.65, 0.69, 0.67), "pooled-tuned", sent=0),
-    row("closed-form", 0.95, (0.60, 0.62, 0.61)),
-    row("closed-form-alone", 0.95, (0.50, 0.52, 0.51), "alone", sent=0),
+    row("local", LOCAL, validation=0.5, sent=0),
+    row("lucky", (0.90, 0.92, 0.94), validation=0.6),  # the best by test
+    row("sure", (0.60, 0.66, 0.63), validation=0.7),  # the best by validation
+    row("smooth", (0.55, 0.57, 0.59), "targets", validation=0.6, control="uniform"),  # sends what nobody needs
+    row("flat", (0.80, 0.80, 0.80), "targets", validation=0.9, control="flat"),  # a control that needs the others
+    row("sure-alone", (0.70, 0.71, 0.72), "alone", validation=0.55, sent=0),
+    row("pooled", (0.80, 0.80, 0.80), "pooled", validation=0.4, sent=0),
+    row("pooled-tuned", (0.65, 0.69, 0.67), "pooled-tuned", validation=0.8, sent=0),
+    row("closed-form", (0.60, 0.62, 0.61), validation=0.95),
+    row("closed-form-alone", (0.50, 0.52, 0.51), "alone", validation=0.95, sent=0),
 ]
 
 

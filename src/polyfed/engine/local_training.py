@@ -34,7 +34,7 @@ def train(
     """Train `client.model` in place, as `client.training` and the phases say.
 
     Args:
-        client: at work. method: whose gradients. context: what `receive` returned.
+        client: at work. method: whose gradients. context: what `receive` returned, by `contexts_on`.
         most: so many batches of each phase at most, for a trial; None: all.
         phases: those of the exchange; None: the method's own.
 
@@ -43,7 +43,6 @@ def train(
     """
     model = client.model.train()
     device = next(model.parameters()).device
-    (context,) = contexts_on([context], device)
     draws = client.generator("inputs")
     order = client.generator("batches")
     noise = client.generator("augment")

@@ -452,13 +452,6 @@ class RunResult(ScoredRecord):
         """What a client is called beside its number; "" for nothing."""
         return one_line(self.client_names[number]) if number < len(self.client_names) else ""
 
-    def mean_accuracy(self, stage: str) -> float | None:
-        """The main score over clients in a stage, after the last scored round; None where it was not scored."""
-        if stage == self.evaluation.stage:
-            return self.accuracy
-        scored = self.accuracy_by_stage.get(stage)
-        return None if scored is None else scored.mean
-
 
 # all that a result is made of
 _NEEDED_TO_GO_ON = (

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import Message
-from polyfed.core.method import Exchange, Method
+from polyfed.core.method import Method
 from polyfed.core.modules import as_split_model
 from polyfed.core.randomness import keep_global_rng
 from polyfed.data.samples import checksum_of
@@ -103,11 +103,12 @@ class Node:
             limits = AnswerLimits(self._recipe, self._config, turn.client.n)
             limits.check(envelope.kind, task)
             turn.take_up()
-            has_scores = envelope.kind == "train" and turn.has_scores()
-            has_scores = limits.count(envelope.kind, task, turn.request(envelope), has_scores)
+            at_once, parts = turn.scores_with_job() if envelope.kind == "train" else (False, [])
+            if not limits.count(envelope.kind, task, turn.request(envelope), at_once or bool(parts)):
+                at_once, parts = False, []
             message = read_message(envelope.body) if envelope.body else None
             if envelope.kind == "train":
-                return turn.train(message or {}, has_scores, functools.partial(limits.count_release, task))
+                return turn.train(message or {}, at_once, parts, functools.partial(limits.count_release, task))
             if envelope.kind == "score":
                 scores = turn.scores(message, task.parts)
                 return Envelope("score", {part: score_to_json(score) for part, score in scores.items()})
@@ -230,33 +231,30 @@ class NodeTask:
                 where = f"client {client.id} ('{client.architecture}')"
                 raise RunError(f"{where}: the state on its disk is not of this network: {error}") from None
 
-    def has_scores(self) -> bool:
-        """Whether the recipe has scores with the job that is asked for."""
-        return self._is_scored_at_once() or bool(self._last_parts())
+    def scores_with_job(self) -> tuple[bool, list[str]]:
+        """What the recipe scores with the job that is asked for.
 
-    def _is_scored_at_once(self) -> bool:
-        """Whether the client is scored right after local training."""
-        exchange = self._exchanges()[self.task.exchange_index]
-        return self._is_evaluated() and exchange.trains and "after_training" in self._stages
+        Returns:
+            Whether the client is scored right after local training; the parts of its data by which it is scored as it
+            stands after the job.
+        """
+        task, recipe, method = self.task, self._recipe, self._method
+        if not recipe.evaluation.is_due(task.round, recipe.training.rounds, task.is_final):
+            return False, []
+        exchanges = method.final_exchanges() if task.is_final else method.exchanges(task.round)
+        parts = []
+        if task.exchange_index == len(exchanges) - 1:
+            parts += ["test"] if "personal" in self._stages else []
+            parts += ["validation"] if self._stages[0] != "received" else []
+        return exchanges[task.exchange_index].trains and "after_training" in self._stages, parts
 
-    def _last_parts(self) -> list[str]:
-        """The parts of its data by which its personal model is scored, after the last job of an evaluated round."""
-        if not self._is_evaluated() or self.task.exchange_index < len(self._exchanges()) - 1:
-            return []
-        test = ["test"] if "personal" in self._stages else []
-        return [*test, "validation"] if self._stages[0] != "received" else test
-
-    def _is_evaluated(self) -> bool:
-        task, recipe = self.task, self._recipe
-        return recipe.evaluation.is_due(task.round, recipe.training.rounds, task.is_final)
-
-    def _exchanges(self) -> Sequence[Exchange]:
-        return self._method.final_exchanges() if self.task.is_final else self._method.exchanges(self.task.round)
-
-    def train(self, message: Message, has_scores: bool, release: Callable[[Message], None]) -> Envelope:
+    def train(
+        self, message: Message, is_scored_at_once: bool, parts: Sequence[str], release: Callable[[Message], None]
+    ) -> Envelope:
         """One job, as a worker does it; the client's new state is on the disk before the answer leaves.
 
-        release: is told what is about to leave; raises where it must not.
+        is_scored_at_once, parts: see `scores_with_job`. release: is told what is about to leave; raises where it must
+        not.
         """
         task, client, method = self.task, self.client, self._method
         if not task.is_final:  # which may begin from the best round; a longer run then goes on from the last one
@@ -266,7 +264,7 @@ class NodeTask:
             client,
             message,
             **task.model_dump(include=JOB_FACTS),
-            scores=has_scores and self._is_scored_at_once(),
+            scores=is_scored_at_once,
             figures=self._figures,
         )
         with keep_global_rng():
@@ -279,7 +277,7 @@ class NodeTask:
             row = client_row(client)
             snapshot = ClientSnapshot("" if row is None else row.variant, row, client.state, self._data)
             self._checkpoints.write(checkpoint_id(task.round, task.exchange_index), snapshot, (task.base, task.best))
-            kept = self.scores(None, self._last_parts()) if has_scores else {}
+            kept = self.scores(None, parts)
         result = TaskResult(
             steps=done.trained.steps,
             samples=done.trained.samples,

@@ -128,10 +128,9 @@ class DatasetSource:
             raise ConfigError(
                 f"expected labels of both sides of '{self.name}' to be classes, or numbers to predict, got both"
             )
-        low, high = (value.item() for value in samples.y.aminmax())
-        if not self.is_regression and (low < 0 or high >= self.classes):
+        if not self.is_regression and samples.largest_label >= self.classes:
             raise ConfigError(
-                f"expected {side} labels in 0..{self.classes - 1} in '{self.name}', got {low if low < 0 else high}"
+                f"expected {side} labels in 0..{self.classes - 1} in '{self.name}', got {samples.largest_label}"
             )
 
     def __repr__(self) -> str:
@@ -245,7 +244,7 @@ def from_tensors(
             )
         classes = 0
     elif classes is None:
-        classes = classes_up_to(max(int(side.y.max()) for side in sides), f"'{name}'")
+        classes = classes_up_to(max(side.largest_label for side in sides), f"'{name}'")
     further = {
         side: {key: column_values(values, f"column '{key}' of '{name}'") for key, values in (given or {}).items()}
         for side, given in (("train", train_columns), ("test", test_columns))

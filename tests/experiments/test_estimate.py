@@ -28,7 +28,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("polyfed.experiments.trial_rounds.TRIAL_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "small.toml"
     path.write_text(CHECKED, encoding="utf-8")
@@ -81,17 +80,15 @@ def test_nobody_is_missing_in_a_check() -> None:
 
 
 def test_rows_that_are_scored() -> None:
-    def rows(trains: float, **evaluation: Any) -> float:
+    def rows(**evaluation: Any) -> int:
         made = federation(Local())
         made.evaluation = pf.Evaluation(**evaluation)
         made.stages = made.evaluation.stages("personal")
-        return count_scored_rows(made, made.clients[0], trains, made.evaluation.every_n_rounds)
+        return count_scored_rows(made, made.clients[0])
 
-    assert rows(1.0) == 4 * (6 + 2)
-    assert rows(0.5) == 4 * (6 + 2) / 2, "who has not trained is not scored anew"
-    assert rows(1.0, every_n_rounds=3) == 2 * (6 + 2), "round 3, and the last"
-    assert rows(0.5, every_n_rounds=3) == 2 * (1 - 0.5**3) * (6 + 2), "who has trained in one of three rounds"
-    assert rows(0.5, extra_stages=["received"]) == 4 * (6 / 2 + 6 + 2 / 2)
+    assert rows() == 4 * (6 + 2)
+    assert rows(every_n_rounds=3) == 2 * (6 + 2), "round 3, and the last"
+    assert rows(extra_stages=["received"]) == 4 * (2 * 6 + 2)
 
 
 def test_check_lists_it(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

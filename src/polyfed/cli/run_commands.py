@@ -39,10 +39,11 @@ from polyfed.cli.output import (
     print_text,
     raise_if_nothing_learnt,
 )
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, PolyfedError
 
 if TYPE_CHECKING:
     from polyfed.config.recipe import Recipe
+    from polyfed.experiments.cost_estimate import CostEstimate
 
 
 def run(
@@ -296,10 +297,14 @@ def _check_one_method(recipe: Recipe, as_json: bool) -> None:
     with all_problems_listed():
         done = check(recipe)
     if as_json:
-        derived = {key: getattr(done, key) for key in ("seconds_round", "peak_at_work", "peak")}
-        print_json({**dataclasses.asdict(done), **derived})
+        print_json(_cost_fields(done))
     else:
         print_text(str(done))
+
+
+def _cost_fields(costs: CostEstimate) -> dict[str, Any]:
+    derived = {key: getattr(costs, key) for key in ("seconds_round", "peak_at_work", "peak")}
+    return {**dataclasses.asdict(costs), **derived}
 
 
 def _check_methods(recipe: Recipe, methods: Sequence[str] | None, as_json: bool) -> None:
@@ -308,7 +313,13 @@ def _check_methods(recipe: Recipe, methods: Sequence[str] | None, as_json: bool)
 
     found = check_methods(recipe, methods)
     if as_json:
-        print_json([dataclasses.asdict(one) for one in found])
+        rows = [
+            {"method": name, "why": str(answer)}
+            if isinstance(answer, PolyfedError)
+            else {"method": name, "why": None, **_cost_fields(answer)}
+            for name, answer in found
+        ]
+        print_json(rows)
         return
     for line in format_lines(found):
         print_text(line)

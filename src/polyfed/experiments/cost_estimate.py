@@ -13,7 +13,7 @@ from polyfed.markup import preformatted
 from polyfed.report.text_tables import Column, render_text
 from polyfed.units import human_bytes, human_seconds
 
-__all__ = ["ArchitectureCheck", "CostEstimate"]
+__all__ = ["CostEstimate", "NetworkCost"]
 
 _SHOWN_CLIENTS = 20  # lines of the table of clients
 _SHOWN_FEATURES = 40  # columns of a table
@@ -23,38 +23,37 @@ _WIDTH = 120  # columns of lines that are wrapped
 
 
 @dataclass(frozen=True)
-class ArchitectureCheck:
+class NetworkCost:
     """What one network is and costs, measured on one of its clients.
 
     Attributes:
         name: of the architecture, with the variant of it that the clients train, where the method has several; where
             these change from round to round, as in round 2.
         client: number of the client that was measured. clients: how many have this network.
-        parameters: how many numbers are trained. nbytes: what such a client keeps: weights, buffers, state.
+        parameters: how many numbers are trained.
         flops: floating-point operations of one sample's way forward (`polyfed.engine.operation_counter.flops`).
-        peak: bytes of such a client at work: the network, and what training a batch or scoring 128 rows makes.
         cut: shape of a sample where it leaves the extractor. feature_dim: width of its representation.
-        down, up: bytes that go to and come from this client in rounds 1 and 2.
+        down, up: bytes that go to and come from this client in rounds 1 and 2 and the final round; 0 without one.
+        nbytes: what such a client keeps: weights, buffers, state.
+        peak: bytes of such a client at work: the network, and what training a batch or scoring 128 rows makes.
         seconds_batch: one training step. seconds_row: scoring one row. seconds_rest: all else that one client costs in
             a round.
-        final_round: bytes down, bytes up and seconds of the final round; zeros where there is none.
     """
 
     name: str
     client: int
     clients: int
     parameters: int
-    nbytes: int
+    flops: int
     cut: tuple[int, ...] | None
     feature_dim: int | None
-    down: tuple[int, int]
-    up: tuple[int, int]
+    down: tuple[int, ...]
+    up: tuple[int, ...]
+    nbytes: int
+    peak: int
     seconds_batch: float
+    seconds_row: float
     seconds_rest: float
-    seconds_row: float = 0.0
-    flops: int = 0
-    peak: int = 0
-    final_round: tuple[int, int, float] = (0, 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class CostEstimate:
     """
 
     facts: Mapping[str, Any]
-    architectures: tuple[ArchitectureCheck, ...]
+    architectures: tuple[NetworkCost, ...]
     clients: tuple[Mapping[str, Any], ...]
     seconds: float
     bytes_up: float
@@ -163,14 +162,13 @@ def _page(check: CostEstimate) -> Iterator[str]:
         f"{human_bytes(check.peak_at_work)} at work{workers}"
     )
     if check.device_nbytes is not None:
-        work = f"{human_bytes(check.peak_at_work)} at work, up to {check.stack} clients as one"
-        kept = f"{human_bytes(check.device_nbytes)} of weights, which stay there, and as much again within a round"
-        if not check.device_nbytes:
-            kept = "its memory does not hold all weights, which are copied in every round"
-        yield f"on the GPU: {work}; {kept}"
+        yield (
+            f"on the GPU: {human_bytes(check.peak_at_work)} at work, up to {check.stack} clients as one; "
+            f"{human_bytes(check.device_nbytes)} of weights between rounds, and as much again within a round"
+        )
 
 
-def _networks(kinds: Sequence[ArchitectureCheck]) -> Iterator[str]:
+def _networks(kinds: Sequence[NetworkCost]) -> Iterator[str]:
     names = Column("network", [kind.name for kind in kinds], words=True)
     cuts = ["-" if kind.cut is None else "x".join(map(str, kind.cut)) for kind in kinds]
     widths = ["-" if kind.feature_dim is None else str(kind.feature_dim) for kind in kinds]
@@ -184,8 +182,8 @@ def _networks(kinds: Sequence[ArchitectureCheck]) -> Iterator[str]:
     ]
     costs = [
         names,
-        Column("down, rounds 1, 2", [", ".join(map(human_bytes, kind.down)) for kind in kinds]),
-        Column("up, rounds 1, 2", [", ".join(map(human_bytes, kind.up)) for kind in kinds]),
+        Column("down, rounds 1, 2", [", ".join(map(human_bytes, kind.down[:2])) for kind in kinds]),
+        Column("up, rounds 1, 2", [", ".join(map(human_bytes, kind.up[:2])) for kind in kinds]),
         Column("one batch", [f"{1000 * kind.seconds_batch:.1f} ms" for kind in kinds]),
         Column("memory at work", [human_bytes(kind.peak) for kind in kinds]),
     ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from polyfed.experiments.trial_rounds import TrialRounds
 from polyfed.registry import METHODS
 from polyfed.units import human_bytes, human_seconds
 
-__all__ = ["Compatibility", "check", "check_methods", "estimate_costs", "format_lines"]
+__all__ = ["check", "check_methods", "estimate_costs", "format_lines"]
 
 _SIZES = len("1023.9 KiB to 1023.9 KiB")
 
@@ -73,32 +73,32 @@ def estimate_costs(federation: Federation) -> CostEstimate:
         RunError: the method fails; says with which client and in which round.
     """
     trial = TrialRounds(federation)
-    kinds = {kind.name: kind for kind in trial.play()}
-    mine = [kinds[trial.networks[client.id]] for client in federation.clients]
-    asked = _asked(federation)
+    networks = {network.name: network for network in trial.play()}
+    mine = [networks[trial.networks[client.id]] for client in federation.clients]
     rounds, workers = federation.training.rounds, federation.executor.workers
-    availability = federation.plugin("availability").settings
-    answers = 1 - availability.dropout_rate  # share of those asked whose upload arrives
-    reached = answers if availability.dropout_stage == "before" else 1.0  # share of those asked that train
-    exchanges = [federation.method.exchanges(number) for number in range(1, rounds + 1)]
-    every = federation.evaluation.every_n_rounds
-    scoring = []
-    work = []
-    up = down = 0.0
-    for client, kind, (first, later) in zip(federation.clients, mine, asked, strict=True):
-        trains = reached * (first + later) / rounds
-        scored = kind.seconds_row * count_scored_rows(federation, client, trains, every)
-        steps = [trial.executor.steps(client, of_round) for of_round in exchanges]
-        later_steps = sum(steps[1:]) / max(1, len(steps) - 1)  # steps of a round, on average
-        trained = kind.seconds_batch * (first * steps[0] + later * later_steps) + kind.seconds_rest * (first + later)
-        scoring.append(scored)
-        work.append(reached * trained + scored)
-        up += answers * (first * kind.up[0] + later * kind.up[1])
-        down += reached * (first * kind.down[0] + later * kind.down[1])
+    scoring = [
+        network.seconds_row * count_scored_rows(federation, client)
+        for client, network in zip(federation.clients, mine, strict=True)
+    ]
+    work = scoring.copy()
+    bytes_up = bytes_down = 0.0
+    method = federation.method
+    final = method.final_exchanges()
+    for number in range(1, rounds + (2 if final else 1)):
+        present = federation.present(number)
+        if number > rounds:
+            exchanges, place, share = final, 2, 1.0
+        else:
+            exchanges, place, share = method.exchanges(number), min(number, 2) - 1, _asked(federation, len(present))
+        for client_id in present:
+            network = mine[client_id]
+            steps = trial.steps(federation.clients[client_id], exchanges)
+            work[client_id] += share * (steps * network.seconds_batch + network.seconds_rest)
+            bytes_up += share * network.up[place]
+            bytes_down += share * network.down[place]
     device = federation.model_factory.device
     store = federation.store
     server = rounds * trial.server_seconds
-    final_down, final_up, final_seconds = (sum(kind.final_round[place] for kind in mine) for place in range(3))
     return CostEstimate(
         facts={
             **federation.facts,
@@ -106,13 +106,12 @@ def estimate_costs(federation: Federation) -> CostEstimate:
             "class_names": federation.class_names,
             "feature_names": list(federation.task.feature_names),
         },
-        architectures=tuple(kinds.values()),
+        architectures=tuple(networks.values()),
         clients=tuple(_facts(client) for client in federation.clients),
-        # one client's rounds follow each other
-        seconds=max(sum(work) / workers, *work) + server + final_seconds / workers,
-        bytes_up=up + final_up,
-        bytes_down=down + final_down,
-        nbytes=sum(kind.nbytes for kind in mine) + nbytes(federation.server.state),
+        seconds=max(sum(work) / workers, *work) + server,  # one client's rounds follow each other
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        nbytes=sum(network.nbytes for network in mine) + nbytes(federation.server.state),
         workers=workers,
         stack=clients_per_batch(federation.execution.executor, str(device), federation.execution.workers),
         device_nbytes=None if device.type == "cpu" else store.nbytes if store.on_device else 0,
@@ -124,38 +123,22 @@ def estimate_costs(federation: Federation) -> CostEstimate:
     )
 
 
-def _asked(federation: Federation) -> list[tuple[float, float]]:
-    """How often each client is asked and there, in expectation: in round 1, and in all later rounds together.
+def _asked(federation: Federation, present: int) -> float:
+    """The share of those present that is asked in a round; where uploads are buffered, as many as fill the buffer."""
+    count = federation.plugin("devices").settings.buffer_size or federation.training.cohort_size(present)
+    return float(count / present)
 
-    Where uploads are buffered, as many are in a round as fill the buffer.
+
+def count_scored_rows(federation: Federation, client: Client) -> int:
+    """How many rows of a client are scored in the whole run: in each evaluation all that it is scored on, in every
+    stage; validation rows, which choose a round, in the main stage alone.
     """
-    simulation = federation.plugin("devices")
-    there = simulation.availability() or [1.0] * len(federation.clients)
-    first = [0.0] * len(federation.clients)
-    later = [0.0] * len(federation.clients)
-    for number in range(1, federation.training.rounds + 1):
-        present = federation.present(number)
-        asked = first if number == 1 else later
-        count = simulation.settings.buffer_size or federation.training.cohort_size(len(present))
-        for client_id in present:
-            asked[client_id] += there[client_id] * count / len(present)
-    return list(zip(first, later, strict=True))
-
-
-def count_scored_rows(federation: Federation, client: Client, trains: float, every: int) -> float:
-    """How many rows of a client, which trains in this share of the rounds, are scored in the whole run.
-
-    What has not changed since it was last scored is not scored again. every: rounds between evaluations.
-    """
-    rounds = federation.training.rounds
-    evaluations = math.ceil(rounds / every) + bool(federation.method.final_exchanges())
+    evaluations = math.ceil(federation.training.rounds / federation.evaluation.every_n_rounds)
+    evaluations += bool(federation.method.final_exchanges())
     if client.id in federation.held_out:
         return evaluations * len(client.data.test)
-    has_trained = 1 - (1 - trains) ** every
-    anew = {stage: 1.0 if stage == "received" else has_trained for stage in federation.stages}
     tested = len(client.data.test) + len(client.missing or ())
-    rows = sum(anew.values()) * tested + anew[federation.stages[0]] * len(client.data.validation)
-    return evaluations * rows
+    return evaluations * (len(federation.stages) * tested + len(client.data.validation))
 
 
 def _data_bytes(federation: Federation) -> int:
@@ -186,25 +169,10 @@ def _facts(client: Client) -> dict[str, Any]:
 # method by method ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Compatibility:
-    """Whether a recipe can run a method.
-
-    Attributes:
-        method: its name, or a variant's of the recipe. why: what does not fit; None where all does.
-        down, up: network -> bytes to and from one client in rounds 1 and 2; empty where it does not fit.
-        seconds: of a round on average.
-    """
-
-    method: str
-    why: str | None
-    down: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    up: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    seconds: float | None = None
-
-
-def check_methods(base: Recipe, methods: Sequence[str] | None = None) -> Iterator[Compatibility]:
-    """For every method, and every variant in the recipe's ``[methods]``: does it run on these models and data?
+def check_methods(
+    base: Recipe, methods: Sequence[str] | None = None
+) -> Iterator[tuple[str, CostEstimate | PolyfedError]]:
+    """For every method, and every variant in the recipe's ``[methods]``: its costs, or why it does not fit.
 
     With the hyperparameters that the recipe gives to a method; the others have their defaults. Two rounds are played
     with one client of every network. Nothing is written.
@@ -223,19 +191,14 @@ def check_methods(base: Recipe, methods: Sequence[str] | None = None) -> Iterato
     data.federated(base)
     for name in names:
         try:
-            federation = build_federation(base.choose(name), data=data, pretrained=False)
-            found = estimate_costs(federation)
+            yield name, estimate_costs(build_federation(base.choose(name), data=data, pretrained=False))
         except MissingPackage:
             raise
         except PolyfedError as error:
-            yield Compatibility(name, str(error))
-        else:
-            down = {kind.name: kind.down for kind in found.architectures}
-            up = {kind.name: kind.up for kind in found.architectures}
-            yield Compatibility(name, None, down, up, found.seconds_round)
+            yield name, error
 
 
-def format_lines(found: Iterable[Compatibility]) -> Iterator[str]:
+def format_lines(found: Iterable[tuple[str, CostEstimate | PolyfedError]]) -> Iterator[str]:
     """The answers of `check_methods` for a terminal, one by one: bytes per client, least to most, or why not.
 
     What several methods lack is said once, with the first of them.
@@ -243,22 +206,24 @@ def format_lines(found: Iterable[Compatibility]) -> Iterator[str]:
     column = max(map(len, METHODS))
     yield f"{'method':<{column}}  runs  {'down, per client':<{_SIZES}}  {'up, per client':<{_SIZES}}  a round"
     told: dict[str, str] = {}
-    for one in found:
-        if one.why is not None:
-            why = " ".join(one.why.removeprefix(one.method).split())
-            first = told.setdefault(why, one.method)
-            yield f"{one.method:<{column}}  no    {why if first == one.method else f'as {first}'}"
+    for name, answer in found:
+        if isinstance(answer, PolyfedError):
+            why = " ".join(str(answer).removeprefix(name).split())
+            first = told.setdefault(why, name)
+            yield f"{name:<{column}}  no    {why if first == name else f'as {first}'}"
             continue
-        seconds = one.seconds or 0.0
+        down = _range([network.down for network in answer.architectures])
+        up = _range([network.up for network in answer.architectures])
+        seconds = answer.seconds_round
         time = f"{1000 * seconds:.0f} ms" if seconds < 1 else human_seconds(seconds)
-        yield f"{one.method:<{column}}  yes   {_range(one.down):<{_SIZES}}  {_range(one.up):<{_SIZES}}  {time}"
+        yield f"{name:<{column}}  yes   {down:<{_SIZES}}  {up:<{_SIZES}}  {time}"
 
 
-def _range(sizes: Mapping[str, tuple[int, int]]) -> str:
+def _range(sizes: Sequence[tuple[int, ...]]) -> str:
     """Of round 2; of round 1, too, where more is sent in it, as by methods that send something once."""
-    first, later = zip(*sizes.values(), strict=True)
-    once = f"{_span(first)}, then " if max(first) > max(later) else ""
-    return once + _span(later)
+    first = [by_round[0] for by_round in sizes]
+    later = [by_round[1] for by_round in sizes]
+    return f"{_span(first)}, then {_span(later)}" if max(first) > max(later) else _span(later)
 
 
 def _span(sizes: Sequence[int]) -> str:

@@ -21,7 +21,7 @@ def test_bits(shape: tuple[int, ...]) -> None:
 
 
 def test_what_is_cut_is_put_back() -> None:
-    whole = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.0, -1.0])}
+    whole = {"b": torch.tensor([1.0, -1.0]), "a": torch.arange(6.0).reshape(2, 3)}
     cut = {"a": torch.tensor([[True, False, False], [False, True, True]])}
     sent = masks.select_shared(whole, cut)
     assert sent["a"].tolist() == [1, 2, 3]

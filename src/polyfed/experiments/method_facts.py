@@ -109,7 +109,8 @@ def _allowed(method: Method) -> str:
     """What a method's requirements leave free."""
     needs = method.requirements
     if needs.same_architecture:
-        has_sub_models = type(method).variant is not Method.variant
+        kind = type(method)
+        has_sub_models = kind.variant is not Method.variant or "shares" in flat_fields(kind)  # shares of the weights
         return "size: sub-models of one network" if has_sub_models else "nothing"
     shares_more = needs.shared_shapes and needs.shared_parts != HEAD
     if needs.same_head and not shares_more:

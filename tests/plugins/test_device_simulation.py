@@ -240,7 +240,7 @@ def test_names_are_dealt_like_architectures() -> None:
     ("section", "message"),
     [
         ({"profiles": ["laptob"]}, r"devices: unknown device 'laptob'; did you mean 'laptop'\?"),
-        ({"round_timeout": 3.0}, "devices: round_timeout: expected profiles beside it"),
+        ({"round_timeout": 3.0}, "devices: round_timeout = 3.0 does nothing beside profiles"),
         ({"profiles": ["x"], "custom": {"x": {"flops": 1.0}}}, "expected the key 'devices.custom.x.memory_bytes'"),
         ({"profiles": ["gpu"], "custom": {"gpu": {"memory_byte": 1.0}}}, "did you mean 'memory_bytes'"),
     ],

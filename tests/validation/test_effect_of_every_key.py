@@ -38,7 +38,7 @@ def with_data(**keys: Any) -> dict[str, dict[str, Any]]:
 ONE_LAPTOP = {"profiles": ["laptop"]}
 NO_UPLOADS = "does nothing with method 'local', which uploads nothing"
 FEDAVG = {"method": {"name": "fedavg"}, "models": {"architectures": ["digits-cnn1"]}}
-NO_DEVICES = "expected profiles beside it"
+NO_DEVICES = "does nothing beside profiles = []; set profiles"
 NO_PARTITION = "does nothing beside partition = 'iid'; set partition to"
 NO_TEXTS = "dataset 'digits' has no use for t"
 

@@ -33,16 +33,8 @@ from polyfed.plugins.upload_buffer import UploadBuffer, check_buffer, draw_start
 from polyfed.units import human_bytes
 
 
-class Workload(NamedTuple):
-    """What a client does in an exchange: bytes that it is sent, operations, bytes that it sends."""
-
-    down: int
-    operations: int
-    up: int
-
-
 class Duration(NamedTuple):
-    """The seconds that it takes."""
+    """The seconds that a client takes in an exchange."""
 
     down: float = 0.0
     train: float = 0.0
@@ -52,18 +44,6 @@ class Duration(NamedTuple):
     def seconds(self) -> float:
         """All of them."""
         return self.down + self.train + self.up
-
-
-def estimate_duration(profile: Profile, effort: Workload, factor: float = 1.0) -> Duration:
-    """The seconds of an effort on a device.
-
-    >>> phone = Profile(flops=1e9, memory_bytes=1e9, download_bps=8e6, upload_bps=8e5, latency=0.1)
-    >>> estimate_duration(phone, Workload(down=1_000_000, operations=2 * 10**9, up=0))
-    Duration(down=1.1, train=2.0, up=0.0)
-    """
-    down = profile.latency + 8 * effort.down / profile.download_bps if effort.down else 0.0
-    up = profile.latency + 8 * effort.up / profile.upload_bps if effort.up else 0.0
-    return Duration(factor * down, factor * effort.operations / profile.flops, factor * up)
 
 
 def assign_devices(devices: Devices, clients: int, seed: int) -> list[str]:
@@ -102,12 +82,6 @@ class DeviceSimulation(Plugin):
         self._clock = _Clock()
         self._buffer: UploadBuffer | None = None
 
-    @property
-    def enabled(self) -> bool:
-        """Whether devices are simulated."""
-        enabled: bool = self.settings.enabled
-        return enabled
-
     def validate(self, setup: Setup) -> None:
         """Deal the devices, and compare what networks need with what devices have."""
         if setup.method.is_alone and self.settings.round_timeout is not None:
@@ -118,17 +92,14 @@ class DeviceSimulation(Plugin):
         self.names = assign_devices(self.settings, len(setup.clients), setup.seed)
         self._seed = setup.seed
         self._training = setup.training
-        if not self.enabled:
+        if not self.settings.enabled:
             return
-        needs, networks, variants = estimate_memory(setup)
-        self._exclude_oversized(needs, networks)
-        self.excluded -= setup.held_out  # they are in no round anyway, and scored otherwise
-        setup.excluded.update({number: variants[number] for number in sorted(self.excluded)})
+        self._exclude_oversized(setup)
         check_buffer(self.settings, setup, self.availability())
 
     def facts(self) -> dict[str, Any]:
         """The settings, and who is left out."""
-        return {**super().facts(), "left_out": sorted(self.excluded)} if self.enabled else super().facts()
+        return {**super().facts(), "left_out": sorted(self.excluded)} if self.settings.enabled else super().facts()
 
     def profile(self, client_id: int) -> Profile:
         """A client's device."""
@@ -136,7 +107,7 @@ class DeviceSimulation(Plugin):
         return profile
 
     def availability(self) -> list[float]:
-        """Of each client, the probability that its device is there in a round."""
+        """Of each client, the probability that its device is there in a round; nothing where devices are off."""
         return [self.profile(number).availability for number in range(len(self.names))]
 
     def absent(self, number: int) -> Collection[int]:
@@ -146,9 +117,9 @@ class DeviceSimulation(Plugin):
     def select(self, round: Round) -> None:
         """Start the round's clock, and draw whose device is there: one that is not drops out before all else."""
         self._clock = _Clock()
-        round.counts_operations = self.enabled
+        round.counts_operations = self.settings.enabled
         self._buffer = self._start_buffer(round)
-        if round.final or not self.enabled:
+        if round.final or not self.settings.enabled:
             return
         there = {i: self.profile(i).availability for i in round.present}
         doubtful = [i for i in round.present if there[i] < 1]
@@ -179,7 +150,7 @@ class DeviceSimulation(Plugin):
         self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
     ) -> None:
         """Let an exchange take its time; who misses the deadline is late."""
-        if not self.enabled:
+        if not self.settings.enabled:
             return
         clock, timeout = self._clock, self.settings.round_timeout
         limit = math.inf if round.final or timeout is None else timeout
@@ -187,15 +158,14 @@ class DeviceSimulation(Plugin):
         slowest = 0.0
         for job, outcome in zip(jobs, read, strict=True):
             i = outcome.client_id
-            effort = Workload(sent_nbytes(round.method, job.message), outcome.operations, outcome.bytes_up)
-            taken = self._duration(round.number, i, effort)
+            taken = self._duration(round, job, outcome)
             before = clock.spent.get(i, Duration())
             clock.spent[i] = Duration(*(a + b for a, b in zip(before, taken, strict=True)))
-            clock.operations[i] = clock.operations.get(i, 0) + effort.operations
+            clock.operations[i] = clock.operations.get(i, 0) + outcome.operations
             if outcome.dropped or i in round.silenced or i in round.late or self._buffer is not None:
                 continue  # nobody waits for it
             slowest = max(slowest, taken.seconds)
-            if effort.up and taken.seconds > limit:
+            if outcome.bytes_up and taken.seconds > limit:
                 stragglers.add(i)
         clock.seconds += limit if stragglers else slowest
         clock.stragglers |= stragglers
@@ -213,7 +183,7 @@ class DeviceSimulation(Plugin):
 
     def record(self, round: Round) -> dict[str, Any]:
         """The simulated times."""
-        if not self.enabled:
+        if not self.settings.enabled:
             return {}
         clock = self._clock
         clients = {str(i): {**clock.spent[i]._asdict(), "operations": clock.operations[i]} for i in sorted(clock.spent)}
@@ -224,18 +194,24 @@ class DeviceSimulation(Plugin):
 
     def about_client(self, client_id: int) -> dict[str, Any]:
         """Its device."""
-        return {"device": self.names[client_id]} if self.enabled else {}
+        return {"device": self.names[client_id]} if self.settings.enabled else {}
 
-    def _duration(self, number: int, client_id: int, effort: Workload) -> Duration:
-        """The seconds of a client's effort in a round."""
+    def _duration(self, round: Round, job: TrainJob, outcome: JobResult) -> Duration:
+        """The seconds that a client takes in an exchange."""
+        number = job.client.id
+        device = self.profile(number)
         factor, jitter = 1.0, self.settings.time_jitter
         if jitter:
-            draw = torch.randn((), generator=generator(self._seed, "jitter", number, client_id), dtype=torch.float64)
+            draw = torch.randn((), generator=generator(self._seed, "jitter", round.number, number), dtype=torch.float64)
             factor = math.exp(jitter * float(draw))
-        return estimate_duration(self.profile(client_id), effort, factor)
+        sent = sent_nbytes(round.method, job.message)
+        down = device.latency + 8 * sent / device.download_bps if sent else 0.0
+        up = device.latency + 8 * outcome.bytes_up / device.upload_bps if outcome.bytes_up else 0.0
+        return Duration(factor * down, factor * outcome.operations / device.flops, factor * up)
 
-    def _exclude_oversized(self, needs: Sequence[int], networks: Sequence[str]) -> None:
+    def _exclude_oversized(self, setup: Setup) -> None:
         """Leave out, or refuse, those whose network does not fit their device."""
+        needs, networks, variants = estimate_memory(setup)
         wide = [number for number, need in enumerate(needs) if need > self.profile(number).memory_bytes]
         kinds: dict[str, list[int]] = {}
         for number in wide:
@@ -249,9 +225,11 @@ class DeviceSimulation(Plugin):
                 f"{oversized}; give them smaller networks or batches, or set devices.on_out_of_memory = 'leave out'"
             )
         if len(wide) == len(needs):
-            fault = f"got none: clients {oversized}"
-            raise ConfigError(f"devices: expected a client whose network fits its memory, {fault}")
-        self.excluded = frozenset(wide)
+            raise ConfigError(
+                f"devices: expected a client whose network fits its memory, got none: clients {oversized}"
+            )
+        self.excluded = frozenset(wide) - setup.held_out  # they are in no round anyway, and scored otherwise
+        setup.excluded.update({number: variants[number] for number in sorted(self.excluded)})
 
 
 @dataclass

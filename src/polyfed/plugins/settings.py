@@ -156,17 +156,17 @@ BUILT_IN: Mapping[str, Profile] = {
 class Devices(Settings):
     """``[devices]``: who computes on what; off unless `profiles` assigns devices."""
 
-    _switches: ClassVar[tuple[str, ...]] = ("custom", "time_jitter")
+    _switches: ClassVar[tuple[str, ...]] = ("profiles", "custom", "time_jitter")
 
     profiles: list[str] = Field([], description="profiles, assigned to the clients as `assignment` says")
     assignment: Annotated[Literal["round_robin", "blocks", "random"], ActsWith("profiles", several=True)] = Field(
         "round_robin", description="profiles: as in [models]"
     )
     custom: dict[str, Profile] = Field({}, description="your own; of a built-in one, what is not given stays")
-    round_timeout: Rate | None = Field(
+    round_timeout: Annotated[Rate | None, ActsWith("profiles")] = Field(
         None, description="seconds that the server waits for uploads, in each exchange; what comes later does not count"
     )
-    buffer_size: Positive | None = Field(
+    buffer_size: Annotated[Positive | None, ActsWith("profiles")] = Field(
         None,
         description="uploads after which the server aggregates, of any clients (FedBuff); default: those of all "
         "who take part in the round",
@@ -175,10 +175,10 @@ class Devices(Settings):
         "polynomial",
         description="buffer_size: how much an upload counts that began tau rounds ago: 1 / sqrt(1 + tau), or 1",
     )
-    on_out_of_memory: Literal["refuse", "leave out"] = Field(
+    on_out_of_memory: Annotated[Literal["refuse", "leave out"], ActsWith("profiles")] = Field(
         "refuse", description="clients whose network does not fit their memory: none are run with, or without them"
     )
-    time_jitter: Finite = Field(
+    time_jitter: Annotated[Finite, ActsWith("profiles")] = Field(
         0.0, description="a factor on a client's times, drawn each round: standard deviation of its logarithm; 0: none"
     )
 
@@ -190,9 +190,6 @@ class Devices(Settings):
     def profile(self, name: str) -> Profile:
         """The profile of that name, one's own or built in."""
         return self.custom[name] if name in self.custom else BUILT_IN[name]
-
-    def _inactive_keys(self) -> set[str]:
-        return super()._inactive_keys() if self.enabled else set(type(self).model_fields)
 
     @field_validator("custom", mode="before")
     @classmethod
@@ -209,11 +206,6 @@ class Devices(Settings):
     def _fits_together(self) -> Devices:
         if self.round_timeout is not None and self.buffer_size is not None:
             raise ValueError("expected round_timeout or buffer_size, got both")
-        switches = ("custom", "round_timeout", "buffer_size", "time_jitter")
-        asked = [name for name in switches if getattr(self, name)]
-        if not self.enabled and (asked or self.on_out_of_memory != "refuse"):
-            name = (asked or ["on_out_of_memory"])[0]
-            raise ValueError(f"{name}: expected profiles beside it, which are the clients' devices, got none")
         for name in self.custom:
             if name not in self.profiles:
                 raise ValueError(

@@ -235,18 +235,13 @@ def check_buffer(settings: Devices, setup: Setup, availability: Sequence[float])
 
 def _check_others(setup: Setup) -> None:
     """Settings that make no sense beside a buffer."""
-    refused: dict[str, object] = {}
-    availability = find(setup.plugins, ClientAvailability)
-    if availability is not None:
-        refused["availability.dropout_rate"] = availability.settings.dropout_rate
-    privacy = find(setup.plugins, UploadPrivacy)
-    if privacy is not None:
-        refused["privacy.target_epsilon"] = privacy.settings.target_epsilon
-    for key, value in refused.items():
+    for kind, key in ((ClientAvailability, "dropout_rate"), (UploadPrivacy, "target_epsilon")):
+        plugin = find(setup.plugins, kind)
+        value = 0 if plugin is None else getattr(plugin.settings, key)
         if value:
             raise ConfigError(
-                f"{key}: expected 0 beside devices.buffer_size, as time decides who takes part in which round, "
-                f"got {value:g}"
+                f"{kind.name}.{key}: expected 0 beside devices.buffer_size, as time decides who takes part in which "
+                f"round, got {value:g}"
             )
     if "after_training" in setup.evaluation.stages(setup.method.evaluation_stage):
         raise ConfigError(

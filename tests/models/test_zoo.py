@@ -8,7 +8,6 @@ import sys
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -69,15 +68,6 @@ def count(model: nn.Module) -> int:
 )
 def test_counts(names: list[str], in_shape: tuple[int, ...], classes: int, counts: list[int]) -> None:
     assert [count(on_meta(name, in_shape, classes)) for name in names] == counts
-
-
-@pytest.mark.parametrize("name", SMALL_RESNETS)
-def test_small_resnets_have_group_norm(name: str) -> None:
-    modules = [*on_meta(name).modules()]
-    assert {module.num_groups for module in modules if isinstance(module, nn.GroupNorm)} == {4}
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in modules)
-    convolutions = [m for m in modules if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
-    assert len(convolutions) + 1 == int(name[6:-3])  # and the head
 
 
 @pytest.mark.parametrize(
@@ -156,10 +146,8 @@ def test_parts_make_the_whole(name: str, shape: tuple[int, ...], words: int | No
     with torch.no_grad():
         logits = model(x)
         assert torch.equal(logits, model.head(model.transform(model.extract(x))))
-        assert torch.equal(logits, model.head(model.represent(x)))
     assert logits.shape == (3, 7)
-    assert isinstance(model.head, nn.Linear)
-    assert model.head.in_features == model.feature_dim
+    assert model.head.get_parameter("weight").shape == (7, model.feature_dim)
     assert name not in OF_SERIES or model.feature_dim == 64  # so that methods can mix them
     parts = [model.names("extractor"), model.names("intermediate"), model.names("head")]
     assert sum(parts, ()) == tuple(model.state_dict())
@@ -296,10 +284,8 @@ def _in_torchs_order(block: Block) -> list[Tensor]:
     return [tensor.detach() for layer in layers for tensor in layer.parameters()]
 
 
-@pytest.mark.parametrize("wrong", [{"depth": 0}, {"patch": 0}, {"heads": 5}])
-def test_sizes_that_make_no_network(wrong: dict[str, Any]) -> None:
-    line = refusal(lambda: vision_transformer(DIGIT, 4, **{"depth": 2, "width": 12, "heads": 3, **wrong}))
-    assert f"{next(iter(wrong))} {next(iter(wrong.values()))}" in line
+def test_sizes_that_make_no_network() -> None:
+    assert "heads 5" in refusal(lambda: vision_transformer(DIGIT, 4, depth=2, width=12, heads=5))
 
 
 # networks for tables -------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from polyfed.errors import ConfigError
-from polyfed.registry import is_installed
 
 _EVENTS = ("start", "client_done", "round", "message", "end")
 
@@ -58,16 +57,3 @@ def notify(loggers: Iterable[Any], event: str, *what: Any) -> None:
         method = getattr(logger, event, None)
         if callable(method):
             method(*what)
-
-
-def check_installed(package: str) -> None:
-    """Whether the package that a logger writes with is there; it is not imported.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if not is_installed(package):
-        raise ConfigError(
-            f"run.loggers: expected the package {package}, which is not installed; add it with: "
-            f"pip install 'polyfed[{package}]'"
-        )

@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 from polyfed.errors import ConfigError
 from polyfed.escaping import one_line
-from polyfed.loggers.base import check_installed
 from polyfed.records.main_score import main_score_of
 from polyfed.records.read import flat_table, unseal
+from polyfed.registry import is_installed
 
 PROJECT = "polyfed"  # what runs are filed under, unless the tracker's own environment variable says otherwise
 _ID = re.compile(r"[\w.-]*", re.ASCII)  # the id of a tracker's run; another one in a run folder is not the tracker's
@@ -40,7 +40,11 @@ class Tracker(abc.ABC):
     package: ClassVar[str]
 
     def __init__(self) -> None:
-        check_installed(self.package)
+        if not is_installed(self.package):  # it is imported later
+            raise ConfigError(
+                f"run.loggers: expected the package {self.package}, which is not installed; add it with: "
+                f"pip install 'polyfed[{self.package}]'"
+            )
 
     @abc.abstractmethod
     def open(self, known: str, name: str, parameters: Mapping[str, str]) -> tuple[str, int]:

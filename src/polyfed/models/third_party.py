@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from polyfed.errors import ConfigError, MissingPackage, kind_and_line
 from polyfed.functional.modes import eval_mode
-from polyfed.models.adapt import Adapted, split
+from polyfed.models.adapt import split
 from polyfed.models.networks import check_request
 from polyfed.models.networks.vit import DEPTHS, LARGE, from_timm
 from polyfed.models.split import SplitModel
@@ -113,15 +113,6 @@ def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> S
             f"head, got a {type(module).__name__} without one: wrap it with polyfed.split(module, head=..., "
             "extractor=...)"
         )
-    return _cut(module, head, name, end)
-
-
-def _head_of(module: nn.Module, classes: int) -> str | None:
-    found = [name for name, part in module.named_modules() if name and getattr(part, "out_features", None) == classes]
-    return found[-1] if found else None
-
-
-def _cut(module: nn.Module, head: str, name: str, end: str | None) -> Adapted:
     if end is not None:
         return split(module, head, None if end == "none" else end, architecture=name)
     names = [found for found, _ in module.named_modules() if found]
@@ -130,6 +121,11 @@ def _cut(module: nn.Module, head: str, name: str, end: str | None) -> Adapted:
             with contextlib.suppress(ConfigError):
                 return split(module, head, found, architecture=name)
     return split(module, head, None, architecture=name)
+
+
+def _head_of(module: nn.Module, classes: int) -> str | None:
+    found = [name for name, part in module.named_modules() if name and getattr(part, "out_features", None) == classes]
+    return found[-1] if found else None
 
 
 def _try(name: str, module: nn.Module, in_shape: tuple[int, ...], classes: int) -> None:

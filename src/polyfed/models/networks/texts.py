@@ -207,19 +207,15 @@ def _mean_of_words(
     return _wide(name, classes, reads, **behind)
 
 
-def _text_lstm(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-    states = LastWordState(_learned(name, in_shape, words), nn.LSTM, layers=2)
-    return _wide(name, classes, states, relu=nn.ReLU(), dropout=nn.Dropout(_LIGHT_DROPOUT))
-
-
-def _text_gru(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-    states = LastWordState(_learned(name, in_shape, words), nn.GRU, layers=2)
-    return _wide(name, classes, states, dropout=nn.Dropout(_LIGHT_DROPOUT))
-
-
-def _text_bilstm(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-    states = LastWordState(_learned(name, in_shape, words), nn.LSTM, layers=1, both_ways=True)
-    return _wide(name, classes, states, fc=nn.Linear(2 * _WIDE, _WIDE))
+def _recurrent(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
+    ids = _learned(name, in_shape, words)
+    if name == "text-bilstm":
+        states = LastWordState(ids, nn.LSTM, layers=1, both_ways=True)
+        return _wide(name, classes, states, fc=nn.Linear(2 * _WIDE, _WIDE))
+    dropout = nn.Dropout(_LIGHT_DROPOUT)
+    if name == "text-gru":
+        return _wide(name, classes, LastWordState(ids, nn.GRU, layers=2), dropout=dropout)
+    return _wide(name, classes, LastWordState(ids, nn.LSTM, layers=2), relu=nn.ReLU(), dropout=dropout)
 
 
 def _transformer(
@@ -270,14 +266,10 @@ register(
     linear=True,
 )
 register("text-linear", _mean_of_words, _NEWS, "HtFLlib's logistic regression: the words' mean, the head.")
-register("text-lstm", _text_lstm, _NEWS, "HtFLlib's LSTM of two layers.")
-register("text-gru", _text_gru, _NEWS, "HtFLlib's GRU of two layers.")
-register(
-    "text-bilstm",
-    _text_bilstm,
-    _NEWS,
-    "HtFLlib's bidirectional LSTM of one layer, behind it a Linear layer without activation.",
-)
+register("text-lstm", _recurrent, _NEWS, "HtFLlib's LSTM of two layers.")
+register("text-gru", _recurrent, _NEWS, "HtFLlib's GRU of two layers.")
+_about = "HtFLlib's bidirectional LSTM of one layer, behind it a Linear layer without activation."
+register("text-bilstm", _recurrent, _NEWS, _about)
 for _heads, _layers in _SIZES:
     _about = f"HtFLlib's transformer, {_layers} deep, with {_heads} heads a layer."
     register(f"text-transformer-h{_heads}-l{_layers}", _transformer, _NEWS, _about, heads=_heads, layers=_layers)

@@ -109,9 +109,7 @@ class Shared:
 def share(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Shared]]:
     Path("recipe.toml").write_text(SHORT)
     Path("protocol.toml").write_text(PROTOCOL)
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **options: None)
-    for where in ("compare.write_report", "sweep.draw"):
-        monkeypatch.setattr(f"polyfed.experiments.{where}", lambda *_: [])
+    monkeypatch.setattr("polyfed.experiments.compare.write_report", lambda *_: [])
     made: list[Shared] = []
 
     def shared(command: str) -> Shared:

@@ -18,8 +18,7 @@ from polyfed.experiments.sweep import parse, sweep
 from polyfed.records.schema import RoundRecord, RunResult
 from polyfed.report.run_lines import to_frame
 from polyfed.report.run_records import RunRecord
-from polyfed.report.sweep_figures import draw
-from polyfed.report.sweeps import SweepCell, build_table, to_csv, to_html, to_latex, to_markdown, to_text
+from polyfed.report.sweeps import SweepCell, build_table, to_csv, to_html, to_markdown, to_text
 from tests.helpers.refusals import refusal
 from tests.helpers.small_recipe import small_recipe
 
@@ -35,7 +34,6 @@ RECIPE = small_recipe(
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unrendered: None) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(RECIPE)
-    monkeypatch.setattr("polyfed.experiments.sweep.draw", lambda *_: [])  # a second, where it is not what is tested
     return Path("tiny.toml")
 
 
@@ -133,7 +131,7 @@ def test_all_combinations_are_run_with_local_beside_each_setting_that_is_not_the
         assert (row["bytes_up"], row["bytes_down"]) == (run["bytes_up"], run["bytes_down"])
     best = max(rows[2:], key=lambda row: row["validation"])
     assert done.chosen == {key: best[key] for key in ("training.lr", "method.header_lr")}
-    assert {path.name for path in done.files} == {"sweep.md", "sweep.csv", "sweep.tex"}
+    assert {path.name for path in done.files} == {"sweep.md", "sweep.csv"}
 
 
 # ---- the choice ----
@@ -175,8 +173,6 @@ def test_chosen_is_the_best_by_validation_where_test_says_otherwise() -> None:
     shown = ["fedgh", "0.1", "80.00", "40.00", "40.00", "-10.00", "10 B", "20 B", "1.0 s", "yes"]
     line = " | ".join(f"**{cell}**" for cell in shown)
     assert f"| {line} |" in to_markdown(table)
-    assert to_latex(table).count("\\textbf{") == len(shown)
-    assert "\\textbf{0.1} & \\textbf{80.00}" in to_latex(table)
     assert to_html(table).count("<td><b>") + to_html(table).count('"words"><b>') == len(shown)
     rows = list(csv.DictReader(to_csv(table).splitlines()))
     assert [(row["method.header_lr"], row["chosen"]) for row in rows] == [
@@ -262,14 +258,12 @@ def test_a_failure_does_not_stop_the_others(tiny: Path, monkeypatch: pytest.Monk
 
 
 def test_the_command(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyfed.experiments.sweep.draw", draw)
     words = ["sweep", "tiny.toml", "--set", "method.header_lr=0,1", "--set", "training.rounds=1"]
     assert cli.status([*words, "--quiet"]) == 0
     said = capsys.readouterr()
     assert said.err == ""
     assert "chosen by validation: --set method.header_lr=" in said.out
-    assert all(f"wrote runs/tiny-sweep/sweep.{form}" in said.out for form in ("md", "csv", "png", "svg"))
-    monkeypatch.setattr("polyfed.experiments.sweep.draw", lambda *_: [])
+    assert all(f"wrote runs/tiny-sweep/sweep.{form}" in said.out for form in ("md", "csv"))
     assert cli.status(words) == 0
     assert capsys.readouterr().err.count("already done") == 3
     assert cli.status(["sweep", "tiny.toml"]) == 2

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from polyfed.records.fields import validated
-from polyfed.report.benchmark_figures import gains_figure
 from polyfed.report.benchmark_page import to_markdown, write_page
 from polyfed.report.benchmark_results import (
     ProcessorTime,
@@ -20,7 +19,6 @@ from polyfed.report.benchmark_results import (
     read_results,
     write_result,
 )
-from polyfed.report.benchmark_worth import gains_of
 from tests.helpers.benchmark_figures import row
 from tests.helpers.benchmark_figures import setting as made
 from tests.helpers.refusals import refusal
@@ -80,22 +78,9 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         reordered = ProcessorTime(tuning=dict(reversed(spent[name].tuning.items())), runs=spent[name].runs)
         write_result(setting(name, "accuracy"), reordered, tmp_path)
     assert (tmp_path / "processor-seconds.json").read_bytes() == times, "another order, the same file"
-    found, (page, *drawn) = write_page(tmp_path, "A & B", ["one", "two", "three"])
+    found, (page,) = write_page(tmp_path, "A & B", ["one", "two", "three"])
     assert len(found) == 2
     assert "Not begun: three." in page.read_text()
-    assert "](gains.png)" in page.read_text()
-    assert sorted(path.name for path in drawn) == ["gains.csv", "gains.json", "gains.png", "gains.svg"]
-
-
-def test_the_figure_is_of_accuracies(tmp_path: Path) -> None:
-    for name, score in (("one", "rmse"), ("two", "accuracy")):
-        write_result(setting(name, score), ProcessorTime(tuning={}, runs={}), tmp_path)
-    write_page(tmp_path, "Both", ["one", "two"])
-    drawn = json.loads((tmp_path / "gains.json").read_text(encoding="utf-8"))["rows"]
-    assert {row["setting"] for row in drawn} == {"two"}, "an RMSE has another unit"
-    (tmp_path / "two.json").unlink()
-    _, files = write_page(tmp_path, "Errors", ["one"])
-    assert [path.name for path in files] == ["benchmark.md"]
 
 
 def test_what_lies_below_local_has_gained_nothing() -> None:
@@ -107,10 +92,6 @@ def test_what_lies_below_local_has_gained_nothing() -> None:
     page = to_markdown("Below", [found], {})
     assert "| below | *+10.00 [+10.00, +10.00]* |" in page
     assert "| -20.00 | *+10.00* |" in lines(page, "below")[-1]
-    figure = gains_figure({"one": gains_of(found)}, ["above", "below"])
-    assert figure is not None
-    opacity = [image.get_alpha().ravel().tolist() for axes in figure.figure.axes for image in axes.images]
-    assert opacity == [[1, 1], [1, 0.25]]
 
 
 def test_gains_over_a_tuned_local() -> None:
@@ -120,28 +101,6 @@ def test_gains_over_a_tuned_local() -> None:
     (_, part_) = page.split("## Gains over local-tuned")
     assert "| above | +7.00 [+2.03, +11.97] |" in part_, "0.07 +- 4.3027 * 0.02 / sqrt(3)"
     assert "| local" not in part_.split("As far as")[0]
-
-
-# the figure -----------------------------------------------------------------------------------------------------------
-
-
-def test_cells_are_the_settings_gains() -> None:
-    gains = gains_of(setting("one", "accuracy"))
-    figure = gains_figure({"one": gains, "two": gains}, ["below", "above", "local"])
-    assert figure is not None
-    parts = {
-        (row["setting"], row["method"], row["part"]): round(row["mean"], 9) for row in figure.rows.to_dict("records")
-    }
-    assert len(parts) == 8
-    assert [parts["one", name, part] for name in ("below", "above") for part in ("gain", "federated")] == [
-        -0.1, 0.0, 0.12, 0.09,
-    ]  # fmt: skip
-    over_local, federated = figure.figure.axes[:2]
-    assert [label.get_text() for label in over_local.get_yticklabels()] == ["below", "above"]
-    assert [label.get_text() for label in federated.get_xticklabels()] == ["one", "two"]
-    texts = {(text.get_position(), text.get_text(), text.get_fontweight()) for text in federated.texts}
-    assert ((0, 0), "+0.0", "normal") in texts, "its interval includes zero"
-    assert ((0, 1), "+9.0", "bold") in texts
 
 
 # stored figures that are none are refused, with the file and what is wrong --------------------------------------------

@@ -171,8 +171,8 @@ def sweep(
 ) -> None:
     """Try all combinations of settings, choose by validation.
 
-    Prints and saves the table and, for one or two settings, the figure; Local runs beside. What is done already is not
-    run again, what was interrupted goes on. Exit status 3: nothing was learnt with any of the settings.
+    Prints and saves the table; Local runs beside. What is done already is not run again, what was interrupted goes on.
+    Exit status 3: nothing was learnt with any of the settings.
 
     \b
     polyfed sweep recipes/quickstart.toml --set method.header_lr=0.01,0.1

@@ -23,9 +23,7 @@ from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.planned_runs import Outcome, PlannedRun, Report, check_planned_runs, run_planned
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
-from polyfed.report.run_records import format_setting
-from polyfed.report.sweep_figures import draw
-from polyfed.report.sweeps import SweepCell, SweepTable, build_table, short_names, write
+from polyfed.report.sweeps import SweepCell, SweepTable, build_table, named, write
 
 __all__ = ["Sweep", "parse", "sweep"]
 
@@ -163,7 +161,7 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
         for point in every
     ]
     table = build_table(swept, cells, [f"{title} failed: {reason}" for title, reason in done.failures.items()])
-    files = () if table is None else (*write(table, folder), *draw(table, folder))
+    files = () if table is None else tuple(write(table, folder))
     every_run = {f"{point.name}, seed {run.seed}": run for point in points for run in done.of_row(point.slug)}
     lost = {title: done.unlearnt[title] for title in every_run if title in done.unlearnt}
     return Sweep(folder, table, files, done.failures, lost if len(lost) == len(every_run) else {})
@@ -193,13 +191,13 @@ def _points(
     recipe: str | Path, values: Mapping[str, Sequence[Any]], swept: Sequence[str], **options: Any
 ) -> Iterator[_Point]:
     """Every combination, the last key's values changing fastest; `options` are those of `Recipe.load`."""
-    named = [word for key in ("preset", "method") if options[key] for word in (f"--{key}", options[key])]
+    given = [word for key in ("preset", "method") if options[key] for word in (f"--{key}", options[key])]
     for combination in itertools.product(*values.values()):
         asked = dict(zip(values, combination, strict=True))
         resolved = Recipe.load(recipe, [f"{key}={to_toml(value)}" for key, value in asked.items()], **options)
         words = itertools.chain(*(("--set", f"{key}={_word(key, value)}") for key, value in asked.items()))
         settings = {key: asked[key] for key in swept}
-        yield _Point(_name(settings), _slug(settings), resolved, settings, (*named, *words))
+        yield _Point(named(list(settings), settings), _slug(settings), resolved, settings, (*given, *words))
 
 
 def _local(point: _Point) -> _Point:
@@ -208,17 +206,12 @@ def _local(point: _Point) -> _Point:
     local = point.recipe.choose("local")
     if not settings:
         return _Point("local", "local", local, settings)
-    return _Point(f"local, {_name(settings)}", f"local_{_slug(settings)}", local, settings)
-
-
-def _name(settings: Mapping[str, Any]) -> str:
-    names = short_names(list(settings))
-    return ", ".join(f"{names[key]}={format_setting(value)}" for key, value in settings.items())
+    return _Point(f"local, {named(list(settings), settings)}", f"local_{_slug(settings)}", local, settings)
 
 
 def _slug(settings: Mapping[str, Any]) -> str:
     """A folder's name; where the settings cannot be read from it, it ends with their digest."""
-    plain = _name(settings).replace(", ", "_")
+    plain = named(list(settings), settings).replace(", ", "_")
     slug = re.sub(r"[^A-Za-z0-9_.+=-]+", "-", plain)[:_SLUG]
     exact = json.dumps(dict(settings), sort_keys=True, default=str)
     return slug if slug == plain else f"{slug}-{hashlib.blake2b(exact.encode(), digest_size=4).hexdigest()}"

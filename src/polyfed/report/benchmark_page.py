@@ -11,9 +11,8 @@ from typing import Any
 
 from polyfed.escaping import markdown_text
 from polyfed.markup import notes
-from polyfed.records.main_score import ACCURACY, MainScore
+from polyfed.records.main_score import MainScore
 from polyfed.report.atomic_files import write_whole
-from polyfed.report.benchmark_figures import gains_figure
 from polyfed.report.benchmark_results import (
     NO_TIME,
     ProcessorTime,
@@ -67,13 +66,8 @@ def write_page(
     found = read_results(folder, settings)
     if not found:
         return (), ()
-    by_setting = {one.setting: gains_of(one) for one in found if one.main_score == ACCURACY}  # an RMSE has another unit
-    known = {setting: gains for setting, gains in by_setting.items() if gains}
-    methods = dict.fromkeys(name for gains in known.values() for name in gains)
-    figure = gains_figure(known, list(methods))
-    drawn = [] if figure is None else figure.write(folder)
-    page = to_markdown(title, found, read_processor_time(folder), settings, primary, bool(drawn))
-    return tuple(found), (write_whole(folder / PAGE, page.encode()), *drawn)
+    page = to_markdown(title, found, read_processor_time(folder), settings, primary)
+    return tuple(found), (write_whole(folder / PAGE, page.encode()),)
 
 
 def to_markdown(
@@ -82,9 +76,8 @@ def to_markdown(
     spent: Mapping[str, ProcessorTime],
     settings: Sequence[str] = (),
     primary: Pairs = (),
-    has_figure: bool = False,
 ) -> str:
-    """The page. spent: by setting. settings, primary: see `write_page`. has_figure: whether ``gains.png`` is there."""
+    """The page. spent: by setting. settings, primary: see `write_page`."""
     parts = [f"# {markdown_text(title)}"]
     if lacking := sorted(set(settings) - {one.setting for one in found}, key=settings.index):
         parts.append(f"Not begun: {markdown_text(', '.join(lacking))}.")
@@ -93,8 +86,6 @@ def to_markdown(
     parts += ["## What the others' data are worth", markdown_table(_worth_columns(worth))]
     parts += map(markdown_text, _about_worth(worth))
     parts += _primary(comparisons(found, primary))
-    if has_figure:
-        parts.append("![Gain over Local and federated gain, by method and setting](gains.png)")
     parts += _federated_gains(found, gains)
     parts += _over_tuned_locals(found)
     for one in found:

@@ -18,7 +18,6 @@ from polyfed.escaping import csv_text, markdown_text, visible
 from polyfed.markup import notes, paragraph
 from polyfed.records.main_score import MainScore
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.comparison_tables import latex_table
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord, format_setting
 from polyfed.report.statistics import Estimate, mean_of
@@ -57,11 +56,6 @@ class SweepTable:
     caption: str
     notes: tuple[str, ...]
     rows: pd.DataFrame
-
-    @property
-    def grid(self) -> pd.DataFrame:
-        """The rows of the grid itself, without those of Local."""
-        return self.rows[self.rows["options"] != ""]
 
     @property
     def chosen(self) -> dict[str, Any] | None:
@@ -264,11 +258,6 @@ def to_html(table: SweepTable) -> str:
     return "".join([chosen, paragraph(table.caption), html_table(_columns(table)), notes(table.notes)])
 
 
-def to_latex(table: SweepTable) -> str:
-    """A ``table`` with ``booktabs`` rules."""
-    return f"% needs \\usepackage{{booktabs,adjustbox}}\n{latex_table(table.caption, _columns(table), table.notes)}"
-
-
 def to_csv(table: SweepTable) -> str:
     """A line per row, exact; the swept settings under their whole keys; None is empty."""
     shown = table.rows.drop(columns="options")
@@ -279,7 +268,7 @@ def to_csv(table: SweepTable) -> str:
 
 
 def write(table: SweepTable, folder: str | Path) -> list[Path]:
-    """``sweep.md``, ``.csv`` and ``.tex`` in the folder (made if missing), each whole or not at all."""
+    """``sweep.md`` and ``.csv`` in the folder (made if missing), each whole or not at all."""
     path = make_folder(folder)
-    texts = {"md": to_markdown(table), "csv": to_csv(table), "tex": to_latex(table)}
+    texts = {"md": to_markdown(table), "csv": to_csv(table)}
     return [write_whole(path / f"sweep.{form}", text.encode("utf-8")) for form, text in texts.items()]

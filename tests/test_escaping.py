@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
-from polyfed.report.results_page import write_results
 
 import polyfed as pf
 from polyfed.cli import app as cli
@@ -208,7 +207,6 @@ def test_files_that_are_made_of_a_folder(odd: Path, monkeypatch: pytest.MonkeyPa
     assert cli.status(["report", "run", "--out", str(tmp_path)]) == 0
     assert cli.status(["plot", "run", "--figures", "clients,sizes", "--out", str(tmp_path)]) == 0
     assert cli.status(["predict", "run", "new.npy", "--client", "0", "--out", str(tmp_path / "new.csv")]) == 0
-    write_results(["run"], tmp_path / "results.md")
     made = {
         file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir() if file.suffix in (*FORMS, ".csv")
     }

@@ -27,7 +27,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.registry import file_of, is_own
-from polyfed.report import results_page
+from polyfed.report.compare_command import read_command
 from polyfed.report.run_records import load_runs
 from tests.helpers.processes import forked
 from tests.helpers.refusals import refusal
@@ -308,7 +308,7 @@ def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Pa
         lambda: RunFolder(run).validate(settings, True, False),
         lambda: RunFolder(run).validate(settings, False, True),
         lambda: representations.clients_of(run),
-        lambda: results_page.read_command(run),
+        lambda: read_command(run),
     ):
         said = refusal(read)
         assert "got a link" in said

@@ -114,19 +114,18 @@ def test_nothing_in_markdown_is_more_than_text(text: str, shown: str) -> None:
 
 def test_what_is_told_while_a_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     """A node's reason, a client's refusal, a method's name."""
-    for terminal in (False, True):
-        stream = io.StringIO()
-        console = Console(stream=stream, terminal=terminal)
-        console.start({"method": f"odd{ESC}", "rounds": 1, "clients": 1, "evaluation": {"stage": f"s{ESC}"}})
-        console.message(f"client 3: {ESC}")
-        refused = [{"client": 0, "reason": f"no\n{ESC}"}]
-        console.round({"round": 1, "refused": refused, "accuracy": {}, "bytes_up": 1, "bytes_down": 1}, 0.0)
-        console.end({"accuracy": 0.5, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0})
-        written = stream.getvalue()
-        assert "\\x1b[31m" in written
-        assert "\x1b[31m" not in written
-        assert "\x1b]0;" not in written
-        assert "\x07" not in written
+    stream = io.StringIO()
+    console = Console(stream=stream)
+    console.start({"method": f"odd{ESC}", "rounds": 1, "clients": 1, "evaluation": {"stage": f"s{ESC}"}})
+    console.message(f"client 3: {ESC}")
+    refused = [{"client": 0, "reason": f"no\n{ESC}"}]
+    console.round({"round": 1, "refused": refused, "accuracy": {}, "bytes_up": 1, "bytes_down": 1}, 0.0)
+    console.end({"accuracy": 0.5, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0})
+    written = stream.getvalue()
+    assert "\\x1b[31m" in written
+    assert "\x1b[31m" not in written
+    assert "\x1b]0;" not in written
+    assert "\x07" not in written
 
 
 # a whole folder -----------------------------------------------------------------------------------------------------

@@ -256,21 +256,6 @@ def test_the_command_reports_methods_side_by_side(ran: Ran, tmp_path: Path, caps
 
 
 @pytest.mark.slow
-def test_every_option_bites(ran: Ran) -> None:
-    record = ran("fedin", None, **PARTS).record
-
-    def found(shadows: int = 4, images: int = 1, steps: int = 2) -> Any:
-        return audit_run(record, shadows, images, steps)[0]
-
-    first = found()
-    assert found() == first
-    assert found(shadows=6)["membership"] != first["membership"]
-    assert [one["how"] for one in found(shadows=0)["membership"]] == ["loss", "loss"]
-    for change in ({"images": 2}, {"steps": 3}):
-        assert found(shadows=0, **change)["reconstruction"] != first["reconstruction"]
-
-
-@pytest.mark.slow
 def test_methods_that_send_a_part_or_keep_their_start_say_so(ran: Ran) -> None:
     part = audit_run(ran("fedrep").record, 4, 0, 1)[0]
     assert "no whole network" in part["membership_why_not"]

@@ -16,6 +16,11 @@ INFO |= {"rounds": 5, "start_round": 1, "evaluation": {"stage": "personal"}}
 RESULT = {"accuracy": 0.75, "bytes_up": 5120, "bytes_down": 10240, "seconds": 65.0}
 
 
+@pytest.fixture(autouse=True)
+def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
 class Clock:
     """A clock that is set by hand."""
 
@@ -101,7 +106,7 @@ def test_the_last_score_stays_and_the_time_left_is_counted_down() -> None:
 
 def test_several_runs_share_the_line() -> None:
     stream, clock = Terminal(), Clock()
-    shared = Console(stream=stream, terminal=True, clock=clock)
+    shared = Console(stream=stream, clock=clock)
     runs = [shared.of_several(f"run {number} of 9: {name}, seed 0") for number, name in ((4, "a"), (5, "b"))]
     for run in runs:
         run.start({**INFO, "rounds": 2})
@@ -153,11 +158,9 @@ def test_a_resumed_variant_goes_by_its_name_and_its_count_goes_on() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("forced", [True, None])
-def test_a_terminal_gets_a_line_that_is_rewritten(monkeypatch: pytest.MonkeyPatch, forced: bool | None) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream, clock = Terminal() if forced is None else io.StringIO(), Clock()
-    console = Console(stream=stream, terminal=forced, clock=clock)
+def test_a_terminal_gets_a_line_that_is_rewritten() -> None:
+    stream, clock = Terminal(), Clock()
+    console = Console(stream=stream, clock=clock)
     drive(console, clock, seconds=2.0)
     start, rest = stream.getvalue().split("\n", 1)
     assert start.startswith("fedgh on digits")
@@ -171,12 +174,11 @@ def test_a_terminal_gets_a_line_that_is_rewritten(monkeypatch: pytest.MonkeyPatc
     assert stream.getvalue().endswith("\na message [in] two lines\n")
 
 
-@pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_any_encoding(encoding: str, terminal: bool) -> None:
+def test_any_encoding(encoding: str) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, errors="strict", write_through=True)
-    console = Console(stream=stream, terminal=terminal, clock=Clock())
+    console = Console(stream=stream, clock=Clock())
     console.start({**INFO, "method": "föderiert→", "out": "läufe/日本"})
     console.round(record(1), 3.0)
     console.message("± …")
@@ -184,14 +186,13 @@ def test_any_encoding(encoding: str, terminal: bool) -> None:
     assert b"round 1/5" in raw.getvalue()
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_broken_stream_never_stops_a_run(terminal: bool) -> None:
-    class Broken(io.StringIO):
+def test_a_broken_stream_never_stops_a_run() -> None:
+    class Broken(Terminal):
         def write(self, text: str) -> int:
             raise BrokenPipeError("hung up")
 
     for stream in (Broken(), io.StringIO()):
-        console, clock = Console(stream=stream, terminal=terminal), Clock()
+        console, clock = Console(stream=stream), Clock()
         console.start(INFO)
         stream.close()
         drive(console, clock, seconds=1.0)

@@ -362,12 +362,6 @@ def test_refused(run: Callable[[Any, Tensor], Any], head: str, extractor: str, s
     assert re.search(says, line)
 
 
-def test_what_cannot_be_cut_twice_can_be_cut_once() -> None:
-    module = Net(uses_input)
-    model = split(module, "fc", None, example=inputs())
-    assert torch.equal(model(inputs()), module(inputs()))
-
-
 def test_tied_weights_across_the_cut() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 3))
     module[2].weight = module[0].weight

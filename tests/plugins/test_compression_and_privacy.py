@@ -218,12 +218,6 @@ def test_finite_stays_finite() -> None:
         assert first_nonfinite(through(client(**settings), up)) is None  # type: ignore[arg-type]
 
 
-def test_an_upload_that_has_arrived_arrives_again_unchanged() -> None:
-    at = client(dtype="int8")
-    once = through(at)
-    same(restore_upload(compression(at), once, DOWN), once, *UP)
-
-
 # noise by a secret --------------------------------------------------------------------------------------------------
 
 

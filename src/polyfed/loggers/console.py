@@ -34,19 +34,13 @@ class Console:
 
     Args:
         stream: where to; by default standard error, so that standard output stays free for results, and in a notebook
-            the cell's output.
-        terminal: rewrite one line (True) or write one every so often (False); by default the stream is asked.
+            the cell's output. One line is rewritten in a terminal; else a line is written every so often.
         clock: seconds, monotonic (tests hand in their own).
     """
 
-    def __init__(
-        self,
-        stream: TextIO | None = None,
-        terminal: bool | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._line = _Line(stream, terminal, clock)
+        self._line = _Line(stream, clock)
         self._title = ""  # in place of a run's own name
         self._begin({})
 
@@ -152,12 +146,14 @@ class Console:
 class _Line:
     """Where progress is shown: a line that is rewritten, or lines of a log."""
 
-    def __init__(self, stream: TextIO | None, terminal: bool | None, clock: Callable[[], float]) -> None:
+    def __init__(self, stream: TextIO | None, clock: Callable[[], float]) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._in_notebook = terminal is None and type(self._stream).__module__ == "ipykernel.iostream"
+        self._in_notebook = type(self._stream).__module__ == "ipykernel.iostream"
         if self._in_notebook:
             self._stream = sys.stdout  # the other one is shown in red
-        self._is_terminal = self._asked() if terminal is None else terminal
+        self._is_terminal = False
+        with contextlib.suppress(*_BROKEN):
+            self._is_terminal = self._stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
         self._clock = clock
         self._created = self._shown = clock()
         self._text = ""  # what stands in the line
@@ -224,12 +220,6 @@ class _Line:
             self._handle = display(plain, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         else:
             self._handle.update(plain, raw=True)
-
-    def _asked(self) -> bool:
-        """Whether the stream says that a line can be rewritten there."""
-        with contextlib.suppress(*_BROKEN):
-            return self._stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
-        return False
 
     def _write(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"

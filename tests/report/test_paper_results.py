@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from polyfed.records import paper_tables
@@ -57,33 +58,35 @@ def sixty(make: Any, **run: Any) -> Path:
     return Path(make.root)
 
 
-def by_quantity(make: Any, name: str, **run: Any) -> dict[str, paper_results.PaperComparison]:
-    (section,) = compare_runs(load_runs(sixty(make, **run))).sections
-    (row,) = [row for row in section.rows.to_dict("records") if row["name"] == name]
-    return {one.printed.quantity: one for one in row["published"]}
+def published(folder: Path) -> pd.DataFrame:
+    (section,) = compare_runs(load_runs(folder)).sections
+    return section.published.set_index(["name", "quantity"])
+
+
+def by_quantity(make: Any, name: str, **run: Any) -> pd.DataFrame:
+    return published(sixty(make, **run)).loc[name]
 
 
 def test_ours_beside_theirs(make: Any) -> None:
     found = by_quantity(make, "fedgh")
-    accuracy = found["accuracy"]
-    assert (accuracy.printed.place, accuracy.printed.setting) == ("p/table1", "num_clients=2, dirichlet_alpha=0.5")
-    assert (accuracy.stage, accuracy.ours.seeds, accuracy.printed.footnotes) == ("personal", (0, 1), ("first",))
-    assert (accuracy.ours.mean, accuracy.printed.mean, accuracy.difference) == pytest.approx((62.0, 62.0, 0.0))
-    assert accuracy.ours.std == pytest.approx(4 / math.sqrt(2))
-    assert accuracy.spread == pytest.approx(math.sqrt(1 + 8))  # 1^2 + (4 / sqrt 2)^2
-    assert accuracy.mark == paper_results.WITHIN
-    rounds, sent, each = found["rounds to 60 %"], found["bytes to 60 %"], found["bytes per client and round"]
-    assert (rounds.ours.mean, rounds.printed.mean, rounds.mark) == (2, 2, paper_results.NO_SPREAD)
-    assert (sent.ours.mean, sent.printed.mean, sent.difference) == (6, 3, 3)  # two rounds of 1 + 2 KiB
-    assert (each.ours.mean, each.difference) == pytest.approx((1.5, 0.25))  # 3 KiB for two clients
-    assert found["parameters sent"].ours.mean == pytest.approx(128e-6)  # 1 KiB up, two clients, four bytes each
-    assert "memory" not in found
+    accuracy = found.loc["accuracy"]
+    assert (accuracy["place"], accuracy["setting"]) == ("p/table1", "num_clients=2, dirichlet_alpha=0.5")
+    assert (accuracy["stage"], accuracy["seeds"], accuracy["footnotes"]) == ("personal", "0 1", ("first",))
+    assert list(accuracy[["ours", "paper", "difference"]]) == pytest.approx([62.0, 62.0, 0.0])
+    assert accuracy["ours_std"] == pytest.approx(4 / math.sqrt(2))
+    assert accuracy["mark"] == paper_results.WITHIN
+    rounds, sent, each = (found.loc[key] for key in ("rounds to 60 %", "bytes to 60 %", "bytes per client and round"))
+    assert list(rounds[["ours", "paper", "mark"]]) == [2, 2, paper_results.NO_SPREAD]
+    assert list(sent[["ours", "paper", "difference"]]) == [6, 3, 3]  # two rounds of 1 + 2 KiB
+    assert list(each[["ours", "difference"]]) == pytest.approx([1.5, 0.25])  # 3 KiB for two clients
+    assert found.loc["parameters sent", "ours"] == pytest.approx(128e-6)  # 1 KiB up, two clients, four bytes each
+    assert "memory" not in found.index
 
 
 def test_who_sends_nothing_has_no_rounds(make: Any) -> None:
     found = by_quantity(make, "local")
-    assert (found["rounds to 60 %"].ours.mean, found["rounds to 60 %"].printed.mean) == (0, 0)
-    assert found["accuracy"].difference == pytest.approx(1.0)
+    assert list(found.loc["rounds to 60 %", ["ours", "paper"]]) == [0, 0]
+    assert found.loc["accuracy", "difference"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +103,7 @@ def test_who_sends_nothing_has_no_rounds(make: Any) -> None:
 def test_three_spreads_in_both_directions(make: Any, seeds: int, accuracies: tuple[float, ...], mark: str) -> None:
     for seed, accuracy in zip(range(seeds), accuracies, strict=True):
         make(f"fedgh-{seed}", "fedgh", seed, (accuracy,), run=RUN)
-    (row,) = compare_runs(load_runs(make.root)).sections[0].rows.to_dict("records")
-    assert row["published"][0].mark == mark
+    assert published(make.root)["mark"].iloc[0] == mark
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_three_spreads_in_both_directions(make: Any, seeds: int, accuracies: tup
 )
 def test_other_settings_than_the_columns_are_said_and_not_marked(make: Any, override: str, marks: set[str]) -> None:
     found = by_quantity(make, "fedgh", overrides=[override])
-    assert marks <= {one.mark for one in found.values()}
+    assert marks <= set(found["mark"])
     section = compare_runs(load_runs(make.root)).sections[0]
     assert section.caption.endswith(f" Changed by --set: {override}.")
     noted = any(note.startswith("other settings: not the paper's experiment") for note in section.notes)
@@ -119,8 +121,7 @@ def test_other_settings_than_the_columns_are_said_and_not_marked(make: Any, over
 
 def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
     small = {"preset": "small", "preset_note": "scaled down: 3 rounds, not 200"}
-    for one in by_quantity(make, "fedgh", **small).values():
-        assert one.mark == "scaled down"
+    assert set(by_quantity(make, "fedgh", **small)["mark"]) == {"scaled down"}
     table = compare_runs(load_runs(make.root))
     section = table.sections[0]
     assert section.caption.endswith(" Preset small: scaled down: 3 rounds, not 200.")
@@ -131,10 +132,9 @@ def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
 
 def test_never_reached_is_said(make: Any) -> None:
     make("fedgh", "fedgh", 0, (0.3, 0.5), run=RUN)
-    (row,) = compare_runs(load_runs(make.root)).sections[0].rows.to_dict("records")
-    found = {one.printed.quantity: one for one in row["published"]}
-    assert (found["rounds to 60 %"].ours.mean, found["rounds to 60 %"].mark) == (None, "not reached")
-    assert found["bytes to 60 %"].difference is None
+    found = published(make.root).loc["fedgh"]
+    assert list(found.loc["rounds to 60 %", ["ours", "mark"]]) == [None, "not reached"]
+    assert found.loc["bytes to 60 %", "difference"] is None
     assert "| not reached |" in to_markdown(compare_runs(load_runs(make.root)))
 
 
@@ -160,7 +160,8 @@ def test_other_settings_or_data_have_no_column(make: Any) -> None:
     make("a", "fedgh", data={"dirichlet_alpha": 0.1}, run=RUN)
     make("b", "fedgh", run={})
     other, none = compare_runs(load_runs(make.root)).sections
-    assert (other.rows["published"][0], none.rows["published"][0]) == ((), ())
+    assert other.published.empty
+    assert none.published.empty
     assert "p/table1 has no column for these data and settings, so that nothing stands beside" in other.notes
     assert not any("paper" in note or "column" in note for note in none.notes)
 
@@ -171,8 +172,7 @@ def test_other_settings_or_data_have_no_column(make: Any) -> None:
 def test_the_shipped_fedgh_table_is_found_by_a_recipes_data(make: Any) -> None:
     data = {"dataset": "cifar10", "num_clients": 10, "partition": "by_class", "classes_per_client": 2}
     make("fedgh", "fedgh", 0, (0.5, 0.976), data=data, run={"paper_tables": ["fedgh/table3"]})
-    (row,) = compare_runs(load_runs(make.root)).sections[0].rows.to_dict("records")
-    found = {one.printed.quantity: one for one in row["published"]}
-    assert (found["accuracy"].printed.mean, found["accuracy"].mark) == (97.60, paper_results.NO_SPREAD)
-    assert (found["rounds to 90 %"].printed.mean, found["rounds to 90 %"].ours.mean) == (2, 2)
-    assert found["bytes per client and round"].printed.mean == pytest.approx(23.45, abs=0.01)
+    found = published(make.root).loc["fedgh"]
+    assert list(found.loc["accuracy", ["paper", "mark"]]) == [97.60, paper_results.NO_SPREAD]
+    assert list(found.loc["rounds to 90 %", ["paper", "ours"]]) == [2, 2]
+    assert found.loc["bytes per client and round", "paper"] == pytest.approx(23.45, abs=0.01)

@@ -86,10 +86,11 @@ class _Section:
         gains = decompose(group.rows, self.stages, self.score)
         figures = figures_of_runs(group, self.stages)
         rows = self._rows(figures, target, gains)
+        published = paper_results.compare_with_paper(group, self.stages)
         records = rows.to_dict("records")
         leaders = self._leaders()
         clients = scores_of_clients(group, self.local)
-        footnotes = dict.fromkeys(name for own in rows["published"] for one in own for name in one.printed.footnotes)
+        footnotes = dict.fromkeys(name for names in published["footnotes"] for name in names)
         numbers = {name: number for number, name in enumerate(footnotes, start=1)}
         notes = [
             _about_columns(records, self.score, group.evaluation.when),
@@ -100,7 +101,7 @@ class _Section:
         notes += verdicts(clients, self.score, bool(group.runs[0].result.client_names))
         if target is not None:
             notes.append(_about_target(target, group))
-        notes += _about_published(group, rows)
+        notes += _about_published(group, published)
         notes += [f"[{number}] {paper_results.footnote(name)}" for name, number in numbers.items()]
         first = group.runs[0]
         scored = self.score.of_it(f"Accuracy: {group.scoring(self.stage)}")
@@ -117,6 +118,7 @@ class _Section:
                 "preset": first.recipe.run.preset,
             },
             rows=rows,
+            published=published,
             notes=tuple(notes),
             footnotes=numbers,
             leaders=leaders,
@@ -155,9 +157,6 @@ class _Section:
                 one = gains[name]
                 row |= one.gain.named("gain") | one.alone.named("gain_alone")
                 row |= one.federated.named("federated_gain") | {"way_to_pooled_tuned": one.way}
-            row["published"] = (
-                () if runs[0].control else paper_results.compare_with_paper(self.group, name, self.stages[name])
-            )
             found.append(row)
         frame = pd.DataFrame(found, dtype=object)
         return frame.where(frame.notna(), None)
@@ -316,10 +315,10 @@ def _about_target(target: float, group: Group) -> str:
     )
 
 
-def _about_published(group: Group, rows: pd.DataFrame) -> Iterator[str]:
+def _about_published(group: Group, published: pd.DataFrame) -> Iterator[str]:
     """What a reader must know of ours beside the papers'."""
     first = group.runs[0]
-    if any(rows["published"]):
+    if len(published):
         yield (
             f"beside the paper: ours {group.evaluation.when}, {group.on_what()}; ± is the sample standard deviation "
             f"over seeds, the paper's as printed; '{paper_results.DIFFERS}': the difference is more than "
@@ -328,7 +327,7 @@ def _about_published(group: Group, rows: pd.DataFrame) -> Iterator[str]:
         )
         if first.scaled_down:
             yield "scaled down: not the paper's experiment at its size, so that no difference is marked"
-        if any(each.mark == paper_results.OTHER_SETTINGS for own in rows["published"] for each in own):
+        if (published["mark"] == paper_results.OTHER_SETTINGS).any():
             yield "other settings: not the paper's experiment, as --set has changed it, so that no difference is marked"
     if places := paper_results.missing_settings(first):
         yield f"{', '.join(places)} has no column for these data and settings, so that nothing stands beside"

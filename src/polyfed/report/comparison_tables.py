@@ -17,7 +17,6 @@ from polyfed.records.main_score import RMSE, MainScore
 from polyfed.report import client_scores
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.grouping import Group
-from polyfed.report.paper_results import PaperComparison
 from polyfed.report.statistics import Estimate
 from polyfed.report.text_tables import (
     NOT_KNOWN,
@@ -85,7 +84,8 @@ class ComparisonGroup:
             over runs), nothing_learnt (in how many runs). by_stage_NAME, by_predictor_NAME, by_classes_NAME,
             held_out_NAME, by_architecture_NAME, metric_NAME, epsilon_UNIT: as far as all of the row's runs have them.
             target_...: `polyfed.report.statistics.to_target`. gain, gain_alone, federated_gain, way_to_pooled_tuned:
-            `polyfed.report.findings.Gains`. published: beside what a paper prints.
+            `polyfed.report.findings.Gains`.
+        published: beside what papers print (`polyfed.report.paper_results.compare_with_paper`).
         notes: what the columns mean, what a reader must know about these runs, the papers' footnotes.
         footnotes: a footnote's name -> its number among the notes.
         leaders: "accuracy", "best_by_validation" or a stage -> the row that leads there
@@ -97,6 +97,7 @@ class ComparisonGroup:
     caption: str
     facts: Mapping[str, Any]
     rows: pd.DataFrame
+    published: pd.DataFrame
     notes: tuple[str, ...]
     footnotes: Mapping[str, int]
     leaders: Mapping[str, str]
@@ -289,24 +290,24 @@ def _target_tables(section: ComparisonGroup) -> Iterator[SubTable]:
 
 def _paper_tables(section: ComparisonGroup) -> Iterator[SubTable]:
     """Ours beside the papers', a table for each of their tables and quantities; only rows that they have."""
-    every: dict[tuple[str, str, str, str], list[tuple[str, PaperComparison]]] = {}
-    for name, published in zip(section.column("name"), section.column("published"), strict=True):
-        for one in published:
-            key = (one.printed.place, one.printed.setting, one.printed.quantity, one.printed.unit)
-            every.setdefault(key, []).append((name, one))
-    for (place, setting, quantity, unit), pairs in every.items():
-        found = [one for _, one in pairs]
+    keys = ["place", "setting", "quantity", "unit"]
+    for (place, setting, quantity, unit), found in section.published.groupby(keys, sort=False):
         decimals = 1 if unit == "rounds" else 2
-        theirs = [_number(one.printed.mean, one.printed.spread, decimals) + _footnotes(section, one) for one in found]
-        differences = [NOT_KNOWN if one.difference is None else f"{one.difference:+.{decimals}f}" for one in found]
+        ours, theirs = (
+            [_number(mean, spread, decimals) for mean, spread in zip(found[key], found[f"{key}_std"], strict=True)]
+            for key in ("ours", "paper")
+        )
+        numbers = [sorted(section.footnotes[name] for name in names) for names in found["footnotes"]]
+        theirs = [f"{text} {own}" if own else text for text, own in zip(theirs, numbers, strict=True)]
+        differences = [NOT_KNOWN if one is None else f"{one:+.{decimals}f}" for one in found["difference"]]
         columns = [
-            Column("method", [name for name, _ in pairs], words=True),
-            Column("stage", [one.stage for one in found], words=True),
-            Column("seeds", [" ".join(map(str, one.ours.seeds)) for one in found], words=True),
-            Column("ours", [_number(one.ours.mean, one.ours.std, decimals) for one in found]),
+            Column("method", list(found["name"]), words=True),
+            Column("stage", list(found["stage"]), words=True),
+            Column("seeds", list(found["seeds"]), words=True),
+            Column("ours", ours),
             Column("paper", theirs),
             Column("difference", differences),
-            Column("mark", [one.mark or NOT_KNOWN for one in found], words=True),
+            Column("mark", [mark or NOT_KNOWN for mark in found["mark"]], words=True),
         ]
         where = ", ".join(part for part in (place, setting) if part)
         yield f"Beside the paper: {where}: {quantity}{f' [{unit}]' if unit not in ('', 'rounds') else ''}", columns
@@ -317,12 +318,6 @@ def _number(mean: float | None, spread: float | None, decimals: int) -> str:
     if mean is None:
         return NOT_KNOWN
     return f"{mean:.{decimals}f}" + ("" if spread is None else f" ± {spread:.{decimals}f}")
-
-
-def _footnotes(section: ComparisonGroup, one: PaperComparison) -> str:
-    """The footnotes' numbers behind a printed figure: " [1, 4]"."""
-    numbers = sorted(section.footnotes[name] for name in one.printed.footnotes)
-    return f" [{', '.join(map(str, numbers))}]" if numbers else ""
 
 
 def _architecture_tables(section: ComparisonGroup) -> list[SubTable]:
@@ -338,8 +333,7 @@ def to_csv(table: Table) -> str:
     """All sections in one sheet: a line per row, with the evaluation in columns of its own; None is empty."""
     lines: list[dict[str, Any]] = []
     for number, section in enumerate(table.sections, start=1):
-        rows = section.rows.drop(columns="published").to_dict("records")
-        lines += [{"table": number, **section.facts, **row} for row in rows]
+        lines += [{"table": number, **section.facts, **row} for row in section.rows.to_dict("records")]
     for line in lines:
         line |= {key: " ".join(map(str, value)) for key, value in line.items() if isinstance(value, list)}
     heads = dict.fromkeys(head for line in lines for head, value in line.items() if value not in (None, ""))

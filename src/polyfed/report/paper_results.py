@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from polyfed.records.paper_tables import PaperNumber, entries, footnote
@@ -32,7 +31,7 @@ from polyfed.report.statistics import Estimate, finite, scores_by_seed, to_targe
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["PaperComparison", "compare_with_paper", "footnote", "missing_settings", "numbers_for"]
+__all__ = ["compare_with_paper", "footnote", "missing_settings", "numbers_for"]
 
 SPREADS = 3
 DIFFERS = "differs"
@@ -46,31 +45,6 @@ _TO = re.compile(r"(rounds|bytes) to ([0-9.]+) ?%")
 _PER_CLIENT = "bytes per client and round"
 _PARAMETERS = "parameters sent"
 _BYTES_PER_MILLION = 4e6  # parameters
-
-
-@dataclass(frozen=True)
-class PaperComparison:
-    """Ours beside the paper's, all in the unit of what is printed; None is "not known".
-
-    Attributes:
-        printed: the paper's number. ours: over seeds. stage: the one scored in.
-        spread: of the difference, see the top of this file.
-        mark: DIFFERS, WITHIN, NO_SPREAD, SCALED_DOWN, OTHER_SETTINGS; NOT_REACHED where not all of our runs reached the
-            target; empty where one of the two is missing otherwise.
-    """
-
-    printed: PaperNumber
-    ours: Estimate
-    stage: str
-    spread: float | None
-    mark: str
-
-    @property
-    def difference(self) -> float | None:
-        """Ours minus theirs."""
-        if self.ours.mean is None or self.printed.mean is None:
-            return None
-        return self.ours.mean - self.printed.mean
 
 
 # which column -----------------------------------------------------------------------------------------------------
@@ -96,24 +70,37 @@ def _is_set(setting: str, data: Mapping[str, Any]) -> bool:
 
 
 # ours beside theirs -----------------------------------------------------------------------------------------------
-def compare_with_paper(group: Group, name: str, stage: str) -> tuple[PaperComparison, ...]:
-    """A row's figures beside those that the paper prints for it, in its order; none where it prints none.
+def compare_with_paper(group: Group, stages: Mapping[str, str]) -> pd.DataFrame:
+    """A line for each number that a paper prints for a row, controls aside, and that our runs have: in its unit.
+
+    Columns: name (of the row), place, setting, quantity and unit of `PaperNumber`, stage (that ours is scored in),
+    seeds, ours and ours_std, paper and paper_std as printed, difference (ours minus theirs), footnotes (names). None is
+    "not known". mark: DIFFERS, WITHIN, NO_SPREAD, SCALED_DOWN, OTHER_SETTINGS; NOT_REACHED where not all of our runs
+    reached the target; "" where one of the two is missing otherwise.
 
     Args:
-        name: of the row. stage: whose accuracy, where the table's file does not say.
+        stages: row -> the stage whose accuracy counts, where the table's file does not say.
     """
-    runs = group.rows[name]
-    printed = [entry for entry in numbers_for(runs[0]) if entry.method == runs[0].label_or_method]
-    named = {entry.place: entry.stage for entry in printed if entry.stage}  # of a table's rounds and bytes, too
-    found = []
-    for entry in printed:
-        of = named.get(entry.place, stage)
-        rounds = round_frame(group, of)
-        ours = _measured(entry, runs, rounds[rounds["name"] == name], of)
-        if ours is not None:
-            spread = None if entry.spread is None else math.hypot(entry.spread, ours.std or 0.0)
-            found.append(PaperComparison(entry, ours, of, spread, _mark(entry, ours.mean, spread, runs)))
-    return tuple(found)
+    import pandas as pd
+
+    columns = ["name", "place", "setting", "quantity", "unit", "stage", "seeds", "ours", "ours_std", "paper"]
+    columns += ["paper_std", "difference", "mark", "footnotes"]
+    lines: list[tuple[Any, ...]] = []
+    for name, runs in group.rows.items():
+        every = [] if runs[0].control else numbers_for(runs[0])
+        printed = [entry for entry in every if entry.method == runs[0].label_or_method]
+        named = {entry.place: entry.stage for entry in printed if entry.stage}  # of a table's rounds and bytes, too
+        for entry in printed:
+            stage = named.get(entry.place, stages[name])
+            rounds = round_frame(group, stage)
+            ours = _measured(entry, runs, rounds[rounds["name"] == name], stage)
+            if ours is None:
+                continue
+            difference = None if ours.mean is None or entry.mean is None else ours.mean - entry.mean
+            told = (name, entry.place, entry.setting, entry.quantity, entry.unit, stage, " ".join(map(str, ours.seeds)))
+            numbers = (ours.mean, ours.std, entry.mean, entry.spread, difference)
+            lines.append((*told, *numbers, _mark(entry, ours, runs), entry.footnotes))
+    return pd.DataFrame(lines, columns=columns, dtype=object)
 
 
 def _measured(entry: PaperNumber, runs: Sequence[RunRecord], rounds: pd.DataFrame, stage: str) -> Estimate | None:
@@ -142,21 +129,22 @@ def _scaled(found: Mapping[int, float | None], unit: float) -> Estimate:
     return Estimate.of({seed: None if value is None else value / unit for seed, value in found.items()})
 
 
-def _mark(entry: PaperNumber, ours: float | None, spread: float | None, runs: Sequence[RunRecord]) -> str:
-    if ours is None:
+def _mark(entry: PaperNumber, ours: Estimate, runs: Sequence[RunRecord]) -> str:
+    if ours.mean is None:
         return NOT_REACHED if _TO.fullmatch(entry.quantity) else ""
     if entry.mean is None:
         return ""
     if any(run.scaled_down for run in runs):
         return SCALED_DOWN
-    if any(deviates_from_paper(entry, run) for run in runs):
+    if any(_deviates_from_paper(entry, run) for run in runs):
         return OTHER_SETTINGS
-    if spread is None:
+    if entry.spread is None:
         return NO_SPREAD
-    return DIFFERS if abs(ours - entry.mean) > SPREADS * spread else WITHIN
+    spread = math.hypot(entry.spread, ours.std or 0.0)
+    return DIFFERS if abs(ours.mean - entry.mean) > SPREADS * spread else WITHIN
 
 
-def deviates_from_paper(entry: PaperNumber, run: RunRecord) -> bool:
+def _deviates_from_paper(entry: PaperNumber, run: RunRecord) -> bool:
     """Whether ``--set`` changed something of the run's recipe that the entry's column does not name."""
     named = {f"data.{part.partition('=')[0].strip()}" for part in entry.setting.split(",")}
     return any(text.partition("=")[0] not in named for text in run.overrides)

@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 from polyfed.records import paper_tables
+from polyfed.records.paper_tables import entries
 from polyfed.registry import DATASETS, METHODS, MODELS
-from polyfed.report.paper_results import entries
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/*.toml"))
 

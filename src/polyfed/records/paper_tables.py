@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import ConfigError, suggest
-
 SOURCE = Path(__file__).parent  # where both files lie
 
 
@@ -60,20 +58,9 @@ def _entry(line: Mapping[str, str]) -> PaperNumber:
     return PaperNumber(**entry, footnotes=tuple(line["footnote"].split()))
 
 
-def footnote(name: str) -> str:
-    """A footnote's text.
-
-    Raises:
-        ConfigError: no such footnote.
-    """
-    texts = read_footnotes(SOURCE)
-    if name not in texts:
-        raise ConfigError(f"published.csv names a footnote '{name}' that is not there{suggest(name, texts)}")
-    return texts[name]
-
-
 @functools.lru_cache(maxsize=2)
 def read_footnotes(source: Path) -> dict[str, str]:
+    """Name -> text, of all footnotes in a folder (`SOURCE`)."""
     with (source / "published-footnotes.csv").open(encoding="utf-8", newline="") as file:
         return {line["footnote"]: line["text"] for line in csv.DictReader(file)}
 

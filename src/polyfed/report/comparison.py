@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from polyfed.records import paper_tables
 from polyfed.records.main_score import ACCURACY, MainScore
 from polyfed.records.neighbors import neighbors
 from polyfed.report import paper_results
@@ -102,7 +103,8 @@ class _Section:
         if target is not None:
             notes.append(_about_target(target, group))
         notes += _about_published(group, published)
-        notes += [f"[{number}] {paper_results.footnote(name)}" for name, number in numbers.items()]
+        texts = paper_tables.read_footnotes(paper_tables.SOURCE)
+        notes += [f"[{number}] {texts[name]}" for name, number in numbers.items()]
         first = group.runs[0]
         scored = self.score.of_it(f"Accuracy: {group.scoring(self.stage)}")
         return ComparisonGroup(

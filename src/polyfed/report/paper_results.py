@@ -22,7 +22,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyfed.records.paper_tables import PaperNumber, entries, footnote
+from polyfed.records.paper_tables import PaperNumber, entries
 from polyfed.report.frames import round_frame
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord, format_setting
@@ -30,8 +30,6 @@ from polyfed.report.statistics import Estimate, finite, scores_by_seed, to_targe
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["compare_with_paper", "footnote", "missing_settings", "numbers_for"]
 
 SPREADS = 3
 DIFFERS = "differs"

@@ -103,6 +103,11 @@ def two_gradient(w: np.ndarray, data: LabeledSamples) -> np.ndarray:
     return ((p - np.eye(2)[y]) * x).mean(0)
 
 
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Draws of the standard normal distribution."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 def samples(n: int, seed: int, classes: Sequence[int] = range(CLASSES)) -> LabeledSamples:
     """Gaussian inputs around a center per class."""
     g = torch.Generator().manual_seed(seed)

@@ -57,15 +57,6 @@ def test_two_rounds_step_by_step(weighting):
         assert same(history[1].down[i]["model"], history[0].after[f"model {architecture}"])
 
 
-@pytest.mark.parametrize(("aggregation", "architectures"), [("same-shape", MIXED), ("layer-wise", ["shallow", "deep"])])
-@pytest.mark.parametrize("network", ["largest", "bn"])
-def test_all_networks_begin_with_the_same_head(aggregation, architectures, network):
-    """Round 1 sends the head of the server's network; the mean of heads that began apart would be worth nothing."""
-    (round,) = played(FedET(**WHOLE, aggregation=aggregation, network=network), architectures, rounds=1)
-    for i in range(len(architectures)):
-        assert all(torch.equal(round.down[i]["model"][name], round.before["server"][name]) for name in HEAD)
-
-
 def test_every_input_is_learnt_from_before_any_comes_again_and_no_label_is_looked_at():
     """Nothing of five steps of 4 among 20 inputs is left out: another input anywhere leads elsewhere."""
     method = FedET(server_batch=4, server_steps=5, server_lr=0.5)
@@ -138,7 +129,6 @@ def test_the_servers_loss_by_hand(weight):
 
 
 test_conformance = testing.conformance(
-    # layer-wise: tests/methods/test_fedet.py
     methods.FedET(server_steps=2, server_batch=8, server_lr=0.05, diversity_weight=0.5),
     reference_loss=oracles.cross_entropy,
     expected_bytes=oracles.averaging_bytes,

@@ -142,7 +142,3 @@ test_conformance = testing.conformance(
     skip=oracles.NUMBERED,
     changed_values={"num_models": 2, "epsilon": ChangedValue(1.0, {"num_models": 2})},
 )
-
-test_other_settings = oracles.other_settings(
-    (methods.FedFomo(aggregation="same-shape", num_models=1), {"skip": oracles.NUMBERED}),
-)

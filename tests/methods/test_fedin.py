@@ -28,7 +28,6 @@ from tests.helpers.toys import (
     model_with,
     moved,
     net,
-    numpy_mean,
     rounds,
     same,
     worker,
@@ -206,24 +205,6 @@ def test_noise_in_the_forward_pass():
     assert losses[0] != losses[1]
 
 
-@pytest.mark.parametrize("weighting", ["paper", "uniform", "samples"])
-@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
-def test_weights_of_the_average(aggregation, weighting):
-    sizes, counted = [4, 8, 12, 16], weighting == "samples" or (aggregation, weighting) == ("same-shape", "paper")
-    history = rounds(
-        FedIN(aggregation=aggregation, weighting=weighting), clients(MIXED, sizes), lose=lambda r, i: i == 0 and r == 2
-    )
-    for number, round in enumerate(history, 1):
-        answered = [i for i in range(4) if not (i == 0 and number == 2)]
-        for group, model in ((n, t) for n, t in round.after.items() if n.startswith("model")):
-            members = [i for i in answered if aggregation == "layer-wise" or group.endswith(MIXED[i])]
-            ends, shares = [round.trained[i] for i in members], [sizes[i] if counted else 1 for i in members]
-            for name, value in model.items():
-                np.testing.assert_allclose(value.numpy(), numpy_mean(ends, shares, name), atol=1e-6)
-    names = {n for n in history[0].after if n.startswith("model")}
-    assert names == ({"model union"} if aggregation == "layer-wise" else {"model shallow", "model deep"})
-
-
 UNEQUAL = ["shallow", "wide", "broad"]  # s_in 6, 9, 6; s_out 5, 5, 8
 SMALL = {"projection_channels": 4, "projection_grid": 2, "projection_features": 3}
 
@@ -308,14 +289,13 @@ test_conformance = testing.conformance(
         "projection_features": ChangedValue(4, {"projection": "fixed"}),
     },
     reductions=[
-        Reduction(
-            methods.FedIN(exchange_features=False, mu=0.0),
-            methods.FedAvg(),
-            "received",
-            same_architecture=True,
-            equal_sizes=True,
-        ),
+        Reduction(methods.FedIN(exchange_features=False, mu=0.0), methods.FedAvg(weighting="uniform"), "received"),
         Reduction(methods.FedIN(exchange_features=False, mu=0.0, weighting="samples"), methods.FedAvg(), "received"),
+        Reduction(
+            methods.FedIN(exchange_features=False, mu=0.0, aggregation="same-shape"),
+            methods.FedAvg(aggregation="same-shape"),
+            "received",
+        ),
     ],
 )
 

@@ -30,6 +30,7 @@ NETS: Mapping[str, Callable[[], nn.Module]] = {
     "narrow": lambda: tiny_model(0, 3, 5),
 }
 SOME = ((0, 1), (1, 2), (0, 1, 2))  # classes of three clients
+WEIGHTS: dict[str, Any] = {"mutual": 0.7, "mixed": 0.4}
 
 
 def members(kinds: tuple[str, ...] = ("deep", "wide", "small"), test: int = 0) -> list[Client]:
@@ -70,7 +71,6 @@ def kl(teacher: Tensor, scores: Tensor, temperature: float) -> Tensor:
 
 
 NAMES = ("own_features", "own_scores", "auxiliary_features", "auxiliary_scores")
-PLAIN = FedKWAZ(mutual=0.0, mixed=0.0)  # stage 2 is cross entropy
 
 
 def outputs(nets: list[Any], x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -102,7 +102,7 @@ def test_class_means_of_both_networks_go_up_after_training_and_plain_means_come_
             np.testing.assert_allclose(row, np.mean([one[c] for one in sent if c in one], axis=0), atol=1e-6)
 
 
-def numpy_stage_1(nets: list[Any], x: torch.Tensor, y: torch.Tensor, down: Mapping[str, Any]) -> list[torch.Tensor]:
+def stage_1(nets: list[Any], x: torch.Tensor, y: torch.Tensor, down: Mapping[str, Any]) -> list[torch.Tensor]:
     """L_w and L_m, written out."""
     found = []
     for net, teacher in zip(nets, ("auxiliary", "own"), strict=True):
@@ -114,34 +114,15 @@ def numpy_stage_1(nets: list[Any], x: torch.Tensor, y: torch.Tensor, down: Mappi
     return found
 
 
-def test_both_stages_against_a_loop_with_two_optimizers() -> None:
-    people = members()
-    first, second = image_rounds(PLAIN, people, local_epochs=2)
-    for number, client in enumerate(people):
-        nets = pair(client.architecture, first.weights[number] or {})
-        steppers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
-        order = generator(0, "batches", "train", 2, number)
-        data = client.data.train
-        for epoch in range(4):  # two of each stage
-            for rows in torch.randperm(len(data.y), generator=order).split(4):
-                x, y = data.x[rows], data.y[rows]
-                both = [F.cross_entropy(net(x), y) for net in nets]
-                if epoch < 2:
-                    both = numpy_stage_1(nets, x, y, second.down[number])
-                for stepper, loss in zip(steppers, both, strict=True):
-                    stepper.zero_grad()
-                    loss.backward()
-                    stepper.step()
-        check_pair(second.weights[number], nets, 1e-4)
+def mixtures(x: torch.Tensor, draws: torch.Generator) -> list[torch.Tensor]:
+    """The images mixed three times, each by a map and an order of its own."""
+    shares = [mixing_map(6, 6, 16, 0.1, draws) for _ in range(3)]
+    orders = torch.rand(3, 4, generator=draws)[:, : len(x)].argsort(dim=1)
+    return [share * x + (1 - share) * x[order] for share, order in zip(shares, orders, strict=True)]
 
 
-# stage 2 ------------------------------------------------------------------------------------------------------
-
-MUTUAL = FedKWAZ(mutual=0.7, mixed=0.4, global_epochs=0)  # stage 2 alone
-
-
-def losses(nets: list[Any], x: torch.Tensor, y: torch.Tensor, mixed: list[torch.Tensor]) -> list[torch.Tensor]:
-    """L_w and L_m of MUTUAL, each with the other network as a constant."""
+def stage_2(nets: list[Any], x: torch.Tensor, y: torch.Tensor, mixed: list[torch.Tensor]) -> list[torch.Tensor]:
+    """L_w and L_m, each with the other network as a constant."""
     found = []
     for me, other, own_mixture in ((nets[0], nets[1], mixed[1]), (nets[1], nets[0], mixed[2])):
         loss = torch.nn.functional.cross_entropy(me(x), y) + 0.7 * kl(other(x), me(x), 4.0)
@@ -151,29 +132,24 @@ def losses(nets: list[Any], x: torch.Tensor, y: torch.Tensor, mixed: list[torch.
     return found
 
 
-def test_mutual_learning_against_a_loop_with_two_optimizers() -> None:
+def test_both_stages_against_a_loop_with_two_optimizers() -> None:
     people = members()
-    first, second = image_rounds(MUTUAL, people, optimizer="adam", local_epochs=2)
+    first, second = image_rounds(FedKWAZ(**WEIGHTS), people, local_epochs=2)
     for number, client in enumerate(people):
         nets = pair(client.architecture, first.weights[number] or {})
-        steppers = [torch.optim.Adam(net.parameters(), lr=0.1) for net in nets]
-        order = generator(0, "batches", "train", 2, number)
-        inputs = generator(0, "inputs", "train", 2, number)
+        steppers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+        order, inputs = (generator(0, what, "train", 2, number) for what in ("batches", "inputs"))
         data = client.data.train
-        for _ in range(2):
+        for epoch in range(4):  # two of each stage
             for rows in torch.randperm(len(data.y), generator=order).split(4):
                 x, y = data.x[rows], data.y[rows]
-                shares = [mixing_map(6, 6, 16, 0.1, inputs) for _ in range(3)]
-                ends = torch.rand(3, 4, generator=inputs)
-                mixed = []
-                for share, end in zip(shares, ends, strict=True):
-                    ranked = sorted(range(len(rows)), key=lambda i, end=end: float(end[i]))  # type: ignore[misc]
-                    mixed.append(torch.stack([share * x[i] + (1 - share) * x[ranked[i]] for i in range(len(rows))]))
-                both = losses(nets, x, y, mixed)
-                grads = [torch.autograd.grad(loss, [*net.parameters()]) for loss, net in zip(both, nets, strict=True)]
-                for stepper, net, grad in zip(steppers, nets, grads, strict=True):
-                    for p, g in zip(net.parameters(), grad, strict=True):
-                        p.grad = g
+                if epoch < 2:
+                    both = stage_1(nets, x, y, second.down[number])
+                else:
+                    both = stage_2(nets, x, y, mixtures(x, inputs))
+                for stepper, loss in zip(steppers, both, strict=True):
+                    stepper.zero_grad()
+                    loss.backward()
                     stepper.step()
         check_pair(second.weights[number], nets, 2e-4)
 
@@ -250,17 +226,13 @@ def taught_by_means(model: Any, batch: Any, context: Any) -> float:
     return total
 
 
-WEIGHTS: dict[str, Any] = {"mutual": 0.7, "mixed": 0.4}
-
-ANOTHER: dict[str, Any] = {"shared": "largest"}
-
 test_conformance = testing.conformance(
     methods.FedKWAZ(**WEIGHTS),
     reference_loss=taught_by_means,
     expected_bytes=oracles.of_classes(
         4 * 3 * (12 + 6 + 1), 4 * (12 + 6 + 1)
     ),  # down 4 (2 C D + 2 C C + C), up of S classes
-    changed_values=ANOTHER,
+    changed_values={"shared": "largest"},
     reductions=[
         Reduction({"global_epochs": 0, "mutual": 0.0, "mixed": 0.0}, methods.Local(), part="own."),
     ],

@@ -133,7 +133,6 @@ def digesting(model: Any, batch: Any, context: Any) -> float:
 
 
 test_conformance = testing.conformance(
-    # with transfer learning: tests/methods/test_fedmd.py
     methods.FedMD(public_epochs=0, private_epochs=0, public_rows=16),
     reference_loss=digesting,
     # 16 of the 32 public rows: three scores of each, both ways, and their seed in both exchanges down

@@ -17,24 +17,7 @@ from polyfed.experiments.prediction import load
 from polyfed.methods import FedMRL
 from polyfed.models import zoo
 from tests.helpers import oracles
-from tests.helpers.toys import batch, clients, federation, moved, same, samples
-
-
-def fused(own: str = "broad", shared: str = "shallow", features: int | None = None) -> Any:
-    """What a client trains, with seeded weights."""
-    fed, _ = federation(FedMRL(shared=shared, feature_dim=features), clients([own]))
-    return fed.model_factory.module(own)
-
-
-def test_every_part_learns_and_the_common_head_sees_the_first_entries_only() -> None:
-    model, data = fused(), batch(samples(9, 0))
-    found = FedMRL().gradients(model, data, {}).grads
-    assert all(g is not None and bool(g.any()) for g in found.values())
-    with torch.no_grad():
-        model.own.head.weight.zero_()  # then only the common head pulls at r
-    pull = FedMRL().gradients(model, data, {}).grads["projection.weight"]
-    assert bool(pull[:5].any())
-    assert not pull[5:].any()
+from tests.helpers.toys import clients, federation, moved, same
 
 
 def test_the_projection_is_kept_trained_on_and_scored_with() -> None:

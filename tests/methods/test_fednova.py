@@ -77,7 +77,3 @@ test_conformance = testing.conformance(
     counted="updates",
     reductions=[Reduction({"aggregation": "same-shape"}, methods.FedNova(), "received", same_architecture=True)],
 )
-
-test_other_settings = oracles.other_settings(
-    (methods.FedNova(mu=0.35, aggregation="same-shape"), {"reference_loss": oracles.proximal}),
-)

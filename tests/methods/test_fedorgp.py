@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from polyfed import methods, testing
 from polyfed.core.randomness import generator
@@ -18,13 +17,9 @@ from polyfed.methods.fedorgp import FedORGP, orthogonality
 from polyfed.testing import ChangedValue, Reduction
 from tests.helpers import oracles
 from tests.helpers.few_classes import members
-from tests.helpers.toys import rounds
+from tests.helpers.toys import normal, rounds
 
 METHOD = FedORGP(prototype_weight=0.5, gamma=2.0, server_epochs=3, server_lr=0.1)
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_the_server_fits_the_network_to_what_it_was_sent() -> None:
@@ -41,7 +36,7 @@ def test_the_largest_cosine_predicts() -> None:
     """Also where another prototype is the nearest."""
     z, p = torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0], [9.0, 9.0]])
     assert METHOD.similarity(z, p).argmax(1).tolist() == [1]
-    a, b = draw(6, 3), draw(4, 3, seed=1)
+    a, b = normal(6, 3), normal(4, 3, seed=1)
     expected = a @ b.T / a.norm(dim=1, keepdim=True) / b.norm(dim=1)
     torch.testing.assert_close(METHOD.similarity(a, b), expected)
     last = rounds(dataclasses.replace(METHOD, predictor="prototype"), members(test=4))[1]
@@ -50,7 +45,7 @@ def test_the_largest_cosine_predicts() -> None:
 
 @pytest.mark.parametrize("gamma", [0.0, 2.0])
 def test_orthogonality_against_numpy_with_cosines_of_both_signs(gamma: float) -> None:
-    p, rows, labels = draw(3, 4), draw(5, 4, seed=1), torch.tensor([0, 2, 1, 1, 0])
+    p, rows, labels = normal(3, 4), normal(5, 4, seed=1), torch.tensor([0, 2, 1, 1, 0])
     a, b = (t.double().numpy() for t in (rows, p))
     cosines = np.array([[x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in b] for x in a])
     own = np.eye(3)[labels]

@@ -16,7 +16,7 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.methods.fedrep import FedRep
 from polyfed.models.split import SequentialSplit
 from tests.helpers import oracles
-from tests.helpers.toys import clients, federation, rounds, same, watch_steps, worker
+from tests.helpers.toys import clients, federation, rounds, same, shared, watch_steps, worker
 
 
 def linear() -> SequentialSplit:
@@ -59,15 +59,8 @@ def test_two_clients_by_hand(weighting: Any, shares: tuple[float, float], aggreg
             signs |= set((own - phi).sign().flatten().tolist())
         start = [h for _, h in ends]
         phi = shares[0] * ends[0][0] + shares[1] * ends[1][0]
-        (model,) = (round.after[name] for name in round.after if name.startswith("model"))
-        np.testing.assert_allclose(model["extractor.weight"], phi, atol=1e-5)
+        np.testing.assert_allclose(shared(round.after)["extractor.weight"], phi, atol=1e-5)
     assert signs == {-1.0, 1.0}, "weights should move both ways"
-
-
-def extractor(round: Any, when: str = "after") -> dict[str, torch.Tensor]:
-    state = getattr(round, when)
-    (model,) = (state[name] for name in state if name.startswith("model"))
-    return model
 
 
 @pytest.mark.parametrize(
@@ -91,13 +84,13 @@ def test_in_the_end_everybody_fits_the_head_to_the_newest_extractor() -> None:
     assert final.record["final_round"]
     assert final.record["bytes_up"] == 0
     assert final.record["samples"] == 4 * 3 * 10
-    assert same(extractor(final), extractor(last))
+    assert same(shared(final.after), shared(last.after))
     for i, weights in final.weights.items():
-        assert all(torch.equal(weights[n], t) for n, t in extractor(last).items()), "what is kept is the newest"
+        assert all(torch.equal(weights[n], t) for n, t in shared(last.after).items()), "what is kept is the newest"
         if last.weights[i] is not None:
             assert not torch.equal(weights["head.weight"], last.weights[i]["head.weight"])
     plain = rounds(FedRep(head_epochs=1), clients(["bn"] * 4, 10), rounds=2, client_fraction=0.5)
-    assert same(extractor(plain[-1]), extractor(last))
+    assert same(shared(plain[-1].after), shared(last.after))
 
 
 test_conformance = testing.conformance(

@@ -1,4 +1,4 @@
-"""FedSA's own properties against NumPy by hand; its loss is in tests/testing/test_conformance.py."""
+"""FedSA's own properties against NumPy by hand."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ from polyfed.methods.fedsa import draw_anchors, margin_contrastive_loss
 from polyfed.testing import Reduction
 from tests.helpers import few_classes, oracles
 from tests.helpers.few_classes import SOME, mean_rows
-from tests.helpers.toys import CLASSES, federation, rounds, worker
+from tests.helpers.toys import CLASSES, federation, normal, rounds, worker
 
 QUICK = FedSA(anchor_weight=0.7, contrast=0.4, calibration=0.3, momentum=0.8)
 members = functools.partial(few_classes.members, architectures=few_classes.WITHOUT_NORM)
-
-
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_a_client_keeps_the_gap_of_its_means_after_training() -> None:
@@ -79,7 +75,7 @@ def test_anchors_are_those_of_the_layers() -> None:
 
 
 def test_the_contrast_against_numpy() -> None:
-    z, anchors, y = draw(6, 3), draw(4, 3, seed=1), torch.tensor([0, 3, 1, 1, 2, 0])
+    z, anchors, y = normal(6, 3), normal(4, 3, seed=1), torch.tensor([0, 3, 1, 1, 2, 0])
     w = torch.tensor([1.0, 2.0, 0.5, 1.0, 0.0, 1.0])
     found = margin_contrastive_loss(z, y, w, anchors, torch.tensor(0.7))
     d = np.linalg.norm(z.double().numpy()[:, None] - anchors.double().numpy(), axis=2)
@@ -89,7 +85,7 @@ def test_the_contrast_against_numpy() -> None:
 
 
 def test_gradients_are_finite_at_an_anchor_and_under_vmap() -> None:
-    anchors, y = draw(3, 4), torch.tensor([0, 2])
+    anchors, y = normal(3, 4), torch.tensor([0, 2])
 
     def loss(z: torch.Tensor) -> torch.Tensor:
         return margin_contrastive_loss(z, y, torch.ones(2), anchors, torch.tensor(1.0))

@@ -14,7 +14,7 @@ from polyfed.methods.fedselect import FedSelect, grow_mask
 from polyfed.plugins.settings import Availability
 from polyfed.testing import Reduction
 from tests.helpers import oracles
-from tests.helpers.toys import NETS, Flat, clients, federation, flat_clients, rounds, same
+from tests.helpers.toys import NETS, Flat, clients, federation, flat_clients, rounds, same, shared
 
 
 def numpy_step(w: np.ndarray, data: Any, lr: float, moves: np.ndarray) -> np.ndarray:
@@ -62,8 +62,7 @@ def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> No
         share = [n * ~m for n, m in zip(counts, mask, strict=True)]
         count = sum(share)
         w = np.where(count > 0, sum(s * e for s, e in zip(share, ends, strict=True)) / np.maximum(count, 1), w)
-        (model,) = (round.after[name] for name in round.after if name.startswith("model"))
-        np.testing.assert_allclose(model["weight"], w, atol=1e-5)
+        np.testing.assert_allclose(shared(round.after)["weight"], w, atol=1e-5)
     assert signs >= {-1.0, 1.0}
     assert (mask[0] != mask[1]).any(), "the two should keep different entries"
     assert 0.7 <= mask[0].mean() < 1 or every == 2
@@ -124,13 +123,6 @@ def test_of_equal_entries_the_first_are_taken() -> None:
     assert grown.nonzero().flatten().tolist() == list(range(20))
 
 
-def test_at_the_limit_nothing_grows() -> None:
-    mask = torch.tensor([True, True, False, False])
-    delta = torch.tensor([0.0, 0.0, 1.0, 2.0])
-    assert torch.equal(grow_mask(mask, delta, 0.5, 0.5), mask)
-    assert grow_mask(mask, delta, 0.5, 0.6).tolist() == [True, True, False, True]
-
-
 def fedselect_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down still all; up without a quarter of every matrix, and a bit for each of its entries."""
     weights = server.initial_state(server.clients[client_id].architecture).values()
@@ -149,11 +141,4 @@ test_conformance = testing.conformance(
         Reduction({"personal_rate": 0.0, "weighting": "samples"}, methods.FedAvg(), "received"),
         Reduction({"max_personal_fraction": 0.0}, methods.FedAvg(weighting="uniform"), "received"),
     ],
-)
-
-test_other_settings = oracles.other_settings(
-    (
-        methods.FedSelect(aggregation="same-shape", grow_interval=1, personal_rate=1.0, max_personal_fraction=1.0),
-        {},
-    ),
 )

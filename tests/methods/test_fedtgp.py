@@ -7,7 +7,6 @@ import functools
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from polyfed import methods, testing
 from polyfed.core.randomness import generator
@@ -16,13 +15,9 @@ from polyfed.methods.fedtgp import FedTGP, adaptive_margin, margin_loss
 from polyfed.testing import Reduction
 from tests.helpers import oracles
 from tests.helpers.few_classes import members
-from tests.helpers.toys import CLASSES, moved, rounds, same
+from tests.helpers.toys import CLASSES, moved, normal, rounds, same
 
 METHOD = FedTGP(prototype_weight=1.0, server_epochs=4, server_lr=0.1)
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_the_network_goes_on_from_round_to_round() -> None:
@@ -56,7 +51,7 @@ def test_a_class_that_nobody_has_sent_has_no_prototype() -> None:
 
 def test_a_step_of_the_fit_is_that_of_autograd() -> None:
     weights = init_network(3, 5, 4, torch.Generator().manual_seed(0))
-    rows, labels = draw(4, 4), torch.tensor([0, 2, 0, 1], dtype=torch.int32)
+    rows, labels = normal(4, 4), torch.tensor([0, 2, 0, 1], dtype=torch.int32)
     before = {name: t.clone() for name, t in weights.items()}
     draws = torch.Generator().manual_seed(1)
     apart = functools.partial(margin_loss, margin=0.7)
@@ -77,7 +72,7 @@ def test_initial_layers_are_uniform_within_one_over_the_root_of_their_inputs() -
 
 
 def test_the_margin_is_the_largest_gap_to_the_nearest() -> None:
-    centers = draw(4, 3)
+    centers = normal(4, 3)
     d = np.linalg.norm(centers.numpy()[:, None] - centers.numpy()[None], axis=2) + np.diag([np.inf] * 4)
     assert adaptive_margin(centers, 100.0) == pytest.approx(d.min(1).max(), rel=1e-6)
     assert adaptive_margin(centers, 0.1) == 0.1
@@ -86,7 +81,7 @@ def test_the_margin_is_the_largest_gap_to_the_nearest() -> None:
 
 def test_the_margin_loss_keeps_small_distances_of_many_rows_far_from_zero() -> None:
     """By products of rows, as PyTorch takes distances of more than 25 rows, they would drown in rounding."""
-    rows, prototypes = 1000 + 0.1 * draw(60, 3), 1000 + 0.1 * draw(5, 3, seed=1)
+    rows, prototypes = 1000 + 0.1 * normal(60, 3), 1000 + 0.1 * normal(5, 3, seed=1)
     labels = torch.arange(60) % 5
     gaps = np.linalg.norm(rows.double().numpy()[:, None] - prototypes.double().numpy()[None], axis=2)
     away = np.exp(-gaps - 0.5 * np.eye(5)[labels.numpy()])

@@ -13,12 +13,7 @@ from polyfed import methods, testing
 from polyfed.methods import MOON
 from polyfed.testing import Reduction
 from tests.helpers import oracles
-from tests.helpers.toys import NETS, batch, clients, federation, model_with, rounds, same, worker
-
-
-def of(reference):
-    """The weights of a reference network, by name."""
-    return {name.removeprefix("model."): t for name, t in reference.weights.items()}
+from tests.helpers.toys import NETS, clients, model_with, rounds
 
 
 def term(z, near, far, temperature):
@@ -56,27 +51,6 @@ def test_rounds_by_hand(architecture):
         assert round.record["train_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
         losses = []
     assert seen >= 3, "clients should come again"
-
-
-def test_no_gradient_reaches_them_and_batchnorm_counts_its_own_steps_alone():
-    members = clients(["bn"])
-    fed, _ = federation(method := MOON(mu=3.0), members, rounds=2)
-    fed.run()
-    counter = "extractor.bn.num_batches_tracked"
-    assert int(fed.clients[0].weights[counter]) == 6  # two rounds of three steps
-    at = worker(fed, 0, round=3)
-    context, one = method.receive(at, method.broadcast(fed.server, 0)), batch(members[0].data.train)
-    before = {name: dict(of(net)) for name, net in context.items()}
-    bits = {name: {k: t.clone() for k, t in weights.items()} for name, weights in before.items()}
-    at.model.train()
-    statistics = {n: t.clone() for n, t in at.model.state_dict().items() if "running" in n}
-    z = context["previous"].represent(one.x)
-    assert not z.requires_grad
-    assert at.model.training
-    assert same(statistics, {n: at.model.state_dict()[n] for n in statistics})
-    torch.testing.assert_close(z, model_with(NETS["bn"], before["previous"]).represent(one.x))
-    method.gradients(at.model, one, context)
-    assert all(same(bits[name], of(net)) for name, net in context.items())
 
 
 def contrastive(model: Any, batch: Any, context: Any) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -113,15 +112,6 @@ def test_what_pairs_give_away() -> None:
     assert releases(0.5, 3.0, 8, 100) == (Release("features", "sample", 1.5, 8, 100),)
     assert releases(0.5, 3.0, 8, 5) == (Release("features", "sample", 1.5, 5, 5),)
     assert releases(0.0, 3.0, 8, 100) == releases(0.5, 0.0, 8, 100) == ()
-
-
-def test_noise_by_hand_and_its_standard_deviation() -> None:
-    g = torch.Generator().manual_seed(0)
-    s = 3 * torch.randn(64, 512, generator=g) + 7
-    z = torch.randn(s.shape, generator=g)
-    noisy = add_noise(s, 0.8, z)
-    np.testing.assert_allclose(noisy.numpy(), s.numpy() + 0.8 * s.numpy().std(dtype=np.float64) * z.numpy(), atol=1e-5)
-    assert not torch.equal(noisy, add_noise(s, 0.4, z))
 
 
 def test_sigma_is_constant_for_the_gradient_and_per_client_under_vmap() -> None:

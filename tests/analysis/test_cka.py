@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.analysis.cka import RunSimilarity, draw_maps, draw_means, pairwise_cka, similarity
+from polyfed.analysis.cka import RunSimilarity, draw_maps, pairwise_cka, similarity
 from polyfed.analysis.representations import ClientRef, ProbeInputs, RunRepresentations, unit_kernel
 from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group, group_runs
@@ -45,16 +45,15 @@ def found_in(
     return similarity(RunRepresentations(run, tuple(who), 5, INPUTS, kernels))
 
 
-def test_means_within_and_between_architectures(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
+def test_a_title_has_the_mean_over_pairs(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
     found = found_in(runs[0], representations, ("logits",))
     pairs = [cka(a, b) for a, b in itertools.combinations(representations, 2)]
-    means = draw_means(grouped(runs), [found]).rows.set_index("pairs")["mean"]
-    assert means["within"] == pytest.approx(pairs[0], abs=1e-5)
-    assert means["between"] == pytest.approx((pairs[1] + pairs[2]) / 2, abs=1e-5)
-    (title,) = [axes.get_title() for axes in draw_maps(grouped(runs), [found]).figure.axes if axes.images]
+    (title,) = [axes.get_title() for axes in draw_maps(grouped(runs), [found], 0).figure.axes if axes.images]
     assert title == f"logits\n{sum(pairs) / 3:.3f}"
     with pytest.raises(ConfigError, match="at least two clients"):
         found_in(runs[0], representations[:1], ("logits",), WHO[:1])
+    (only, *_) = draw_maps(grouped(runs), [found_in(runs[0], representations[:2], ("x",), WHO[:2])], 0).figure.axes
+    assert [label.get_text() for label in only.get_yticklabels()] == ["0", "2"], "numbers where networks are alike"
 
 
 def grouped(runs: list[RunRecord]) -> Group:
@@ -64,8 +63,8 @@ def grouped(runs: list[RunRecord]) -> Group:
 
 def test_maps_show_the_matrices(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
     layers = ("extractor", "representation", "logits")
-    found = [found_in(run, representations, layers) for run in (runs[0], runs[2])]
-    drawing = draw_maps(grouped(runs), found)
+    found = [found_in(run, representations, layers) for run in (runs[0], runs[1], runs[2])]
+    drawing = draw_maps(grouped(runs), found, 0)
     images = [axes.images[0] for axes in drawing.figure.axes if axes.images]
     assert len(images) == 6, "two methods at three layers"
     matrix = found[0].layers["logits"].tolist()
@@ -78,25 +77,5 @@ def test_maps_show_the_matrices(runs: list[RunRecord], representations: list[tor
     assert [line.get_ydata()[0] for line in lines[:2]] == [1.5, 1.5]
     first = drawing.rows[drawing.rows["layer"] == "logits"].iloc[0]
     assert (first["client_a"], first["client_b"], first["cka"]) == (0, 2, matrix[1][0])
-    assert len(drawing.rows) == 2 * 3 * 3
+    assert len(drawing.rows) == 3 * 3 * 3, "of both seeds"
     assert "3 of 5 clients, evenly over the architectures; linear CKA on 6 rows" in drawing.about
-
-
-def test_bars_show_the_means(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
-    other = [t + torch.arange(6.0)[:, None] for t in representations]
-    found = [found_in(runs[0], representations, ("logits",)), found_in(runs[1], other, ("logits",))]
-    drawing = draw_means(grouped(runs), found)
-    within, between = drawing.figure.axes
-    each = [float(one.layers["logits"][2, :2].mean()) for one in found]
-    assert between.patches[0].get_height() == pytest.approx(sum(each) / 2)
-    assert (between.patches[0].get_x(), between.patches[0].get_width()) == pytest.approx((-0.4, 0.8))
-    assert between.get_ylim() == (0, 1.02)
-    row = drawing.rows.set_index("pairs").loc["between"]
-    assert tuple(row[["low", "high", "seeds"]]) == pytest.approx((min(each), max(each), 2))
-    assert within.get_title(loc="left") == "pairs of one architecture"
-    alone = found_in(runs[0], other[:2], ("x",), WHO[:2])
-    assert len(draw_means(grouped(runs), [alone]).figure.axes) == 1
-    (only, *_) = draw_maps(grouped(runs), [alone]).figure.axes
-    assert [label.get_text() for label in only.get_yticklabels()] == ["0", "2"], "numbers where networks are alike"
-    two = draw_means(grouped(runs), [found[0], found_in(runs[2], other, ("logits",))]).figure.axes[0].containers
-    assert [bars.patches[0].get_x() for bars in two if hasattr(bars, "patches")] == pytest.approx([-0.4, 0.0])

@@ -16,7 +16,7 @@ from tests.helpers.readable import unreadable
 RECORDS = ["curves", "clients", "architectures", "sizes"]
 STEMS = [
     "accuracy-by-round", "accuracy-by-bytes", "accuracy-by-seconds", "accuracy-per-client", "accuracy-by-architecture",
-    "accuracy-by-size", "labels", "cka", "cka-means", "tsne",
+    "accuracy-by-size", "labels", "cka", "tsne",
 ]  # fmt: skip
 
 
@@ -60,9 +60,7 @@ def test_everything_that_two_methods_allow(
     cka = json.loads((out / "cka.json").read_text())
     of_fedmrl = {row["layer"] for row in cka["rows"] if row["name"] == "fedmrl"}
     assert of_fedmrl == {"representation", "logits"}, "FedMRL's personal network has no extractor"
-    assert {(row["name"], row["seed"]) for row in cka["rows"]} == {("local", 0), ("fedmrl", 0)}
-    means = json.loads((out / "cka-means.json").read_text())["rows"]
-    assert {row["seeds"] for row in means} == {2}
+    assert {(row["name"], row["seed"]) for row in cka["rows"]} == {(n, s) for n in ("local", "fedmrl") for s in (0, 1)}
     assert not (compared / "local" / "seed-0" / "analysis").exists(), "only below --out"
 
 
@@ -83,7 +81,7 @@ def test_a_run_without_models_has_the_other_figures(
     shutil.rmtree(copy / "models")
     monkeypatch.setattr(FigureWithData, "write", lambda self, folder: [Path(self.stem)])
     done = plot(copy)
-    assert [file.name for file in done.files] == STEMS[:-3]
+    assert [file.name for file in done.files] == STEMS[:-2]
     assert [note.partition(": ")[2].partition(":")[0] for note in done.notes] == ["cka", "tsne"]
     assert done.notes[0].endswith("holds no clients' models (models/index.json), which this figure is made of")
     with pytest.raises(ConfigError, match="holds no clients' models"):

@@ -23,28 +23,15 @@ from torch import Tensor
 from polyfed.analysis.representations import ClientRef, RunRepresentations, common_layers
 from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group
-from polyfed.report.plot_style import (
-    SHADES,
-    WIDTH,
-    FigureWithData,
-    add_colorbar,
-    bar_style,
-    canvas,
-    finish_layout,
-    legend,
-    shortened,
-    style_axes,
-)
+from polyfed.report.plot_style import SHADES, FigureWithData, add_colorbar, canvas, finish_layout, shortened
 
-__all__ = ["RunSimilarity", "draw_maps", "draw_means", "pairwise_cka", "similarity"]
+__all__ = ["RunSimilarity", "draw_maps", "pairwise_cka", "similarity"]
 
 _HEIGHT = 2.4  # inches of a row of maps
 _SIZE = 8  # points of an architecture's name
 _LONG = 20  # letters of an architecture's name
 _LETTERS = 24  # letters of a method's name, in a line
 _NUMBERS = 8  # clients of one architecture whose numbers fit below a map
-_BAR = 0.085  # inches of a bar
-_PAIRS = {"within": "pairs of one architecture", "between": "pairs of two architectures"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,16 +93,17 @@ def _pair(one: ClientRef, other: ClientRef) -> tuple[int, int, str, str]:
 # drawing --------------------------------------------------------------------------------------------------------------
 
 
-def draw_maps(group: Group, found: Sequence[RunSimilarity], stem: str = "cka") -> FigureWithData:
-    """Heat maps of one seed's runs: a row of maps for each method, a map for each layer."""
+def draw_maps(group: Group, every: Sequence[RunSimilarity], seed: int, stem: str = "cka") -> FigureWithData:
+    """Heat maps of one seed's runs, a row for each method, a map for each layer; the numbers are of every seed."""
+    found = [one for one in every if one.seed == seed]
     layers = common_layers([one.layers for one in found])
-    about = f"{group.about}, seed {found[0].seed}. Personal models after the last round; {_who(found[0])}; "
+    about = f"{group.about}, seed {seed}. Personal models after the last round; {_who(found[0])}; "
     about += f"linear CKA on {found[0].inputs}. Over each map: mean over pairs."
     figure, grid = canvas("CKA between clients", about, _HEIGHT * len(found), len(found), len(layers))
-    pairs = pairs_of(found)
+    pairs = pairs_of(every)
     low = min(float(one.layers[layer].min()) for one in found for layer in layers)
     low = int(10 * max(0.0, min(low, 0.9))) / 10  # the next lower tenth, where the shades begin
-    means = pairs.groupby(["name", "layer"])["cka"].mean()
+    means = pairs[pairs["seed"] == seed].groupby(["name", "layer"])["cka"].mean()
     for one, row in zip(found, grid, strict=True):
         for axes, layer in zip(row, layers, strict=True):
             shown = _map(axes, one, layer, low, named=axes is row[0])
@@ -164,42 +152,3 @@ def _blocks(clients: Sequence[ClientRef]) -> list[tuple[int, int, str]]:
         else:
             found.append((place, place + 1, who.architecture))
     return found
-
-
-def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-means") -> FigureWithData:
-    """Bars of mean CKA at every layer, within and between architectures; lines from the lowest to the highest seed."""
-    layers = common_layers([one.layers for one in found])
-    names = list(dict.fromkeys(one.name for one in found))
-    pairs = pairs_of(found)
-    pairs = pairs[pairs["layer"].isin(layers)]
-    is_within = pairs["architecture_a"] == pairs["architecture_b"]
-    pairs = pairs.assign(pairs=is_within.map({True: "within", False: "between"}))
-    of_runs = pairs.groupby(["name", "seed", "pairs", "layer"], sort=False)["cka"].mean()
-    spread = {"mean": "mean", "low": "min", "high": "max", "seeds": "size"}
-    means = of_runs.groupby(["pairs", "name", "layer"], sort=False).agg(**spread).reset_index()
-    kinds = [kind for kind in _PAIRS if kind in set(means["pairs"])]
-    about = (
-        f"{group.about}, {group.seeds_text()}. Personal models after the last round; {_who(found[0])}; linear CKA on "
-    )
-    about += f"{found[0].inputs}."
-    if len(group.seeds) > 1:
-        about += " Bar: mean over seeds; line: lowest to highest."
-    height = 0.2 + 1.75 * len(kinds)
-    width = max(WIDTH, 0.8 + 1.25 * _BAR * len(layers) * len(names))
-    figure, grid = canvas("Mean CKA between clients", about, height, len(kinds), 1, width=width, sharex=True)
-    handles: list[Any] = []
-    for (axes,), kind in zip(grid, kinds, strict=True):
-        style_axes(axes, "y")
-        handles.clear()
-        for number, name in enumerate(names):
-            mine = means[(means["pairs"] == kind) & (means["name"] == name)]
-            at = mine["layer"].map(layers.index) + 0.8 * ((number + 0.5) / len(names) - 0.5)
-            reach = [mine["mean"] - mine["low"], mine["high"] - mine["mean"]]
-            lines = {"yerr": reach, "capsize": 2, "error_kw": {"linewidth": 1}} if max(map(max, reach)) > 0 else {}
-            handles.append(axes.bar(at, mine["mean"], 0.8 / len(names), **bar_style(group.looks[name]), **lines))
-        axes.set_title(_PAIRS[kind], loc="left", fontsize=9)
-        axes.set_ylim(0, 1.02)
-        axes.set_ylabel("CKA")
-        axes.set_xticks(range(len(layers)), layers)
-    legend(grid[0][0], handles, names)
-    return FigureWithData(stem, figure, about, means)

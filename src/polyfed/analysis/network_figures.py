@@ -157,14 +157,12 @@ def _numbered(groups: Sequence[Found]) -> Iterator[tuple[Found, str]]:
 
 
 def _cka(runs: _Runs) -> list[FigureWithData]:
-    from polyfed.analysis.cka import draw_maps, draw_means, similarity
+    from polyfed.analysis.cka import draw_maps, similarity
 
-    drawings: list[FigureWithData] = []
-    for one, end in _numbered(runs.represented):
-        found = [similarity(each) for each in one.runs]
-        shown = [alike for alike in found if alike.seed == one.seed]
-        drawings += [draw_maps(one.group, shown, f"cka{end}"), draw_means(one.group, found, f"cka-means{end}")]
-    return drawings
+    return [
+        draw_maps(one.group, [similarity(each) for each in one.runs], one.seed, f"cka{end}")
+        for one, end in _numbered(runs.represented)
+    ]
 
 
 def _tsne(runs: _Runs) -> list[FigureWithData]:

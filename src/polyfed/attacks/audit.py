@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -29,20 +29,13 @@ from polyfed.experiments.prediction import load
 from polyfed.functional.membership_scores import loss_scores
 from polyfed.records.read import ATTACK, check_links
 from polyfed.report.atomic_files import make_folder, write_whole
-from polyfed.report.grouping import looks_of
-from polyfed.report.plot_style import canvas, legend, line_style, save, style_axes
+from polyfed.report.plot_style import save
 from polyfed.report.run_records import RunRecord, format_setting, load_runs
 from polyfed.report.text_tables import Column, columns_of, render_text, wrapped
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-FILES = ("leakage.json", "membership.png", "membership.svg", "reconstructions.png", "reconstructions.svg")
+FILES = ("leakage.json", "reconstructions.png", "reconstructions.svg")
 _Guesses = dict[tuple[str, str], tuple[Tensor, Tensor]]  # (by, how) -> scores, and who is a member
 _FEWEST = 4  # shadow models: two with and two without each row
-_PANELS = ((SERVER, "loss", "server, loss"), (SERVER, "LiRA", "server, LiRA"), (HOLDER, "loss", "holder, loss"))
-_ABOUT = "Members: rows that a client trained on. Others: test rows that nobody trained on."
-_HOLDER_IS = "holder: an attacker who has the clients' own networks as the run left them; not the server."
 
 
 def leakage(
@@ -98,7 +91,6 @@ def leakage(
     options = {"shadows": shadows, "images": images, "steps": steps}
     text = json.dumps({"options": options, "runs": found}, indent=2, allow_nan=False) + "\n"
     files = [write_whole(folder / "leakage.json", text.encode())]
-    files += save(roc_curves(records, found), folder, "membership")
     if pictures:
         files += save(draw_images(pictures), folder, "reconstructions")
     return found, files
@@ -204,7 +196,7 @@ def _members(run: Replay, transcript: Transcript, shadows: int) -> tuple[_Guesse
     return found, why
 
 
-# the tables and the figure --------------------------------------------------------------------------------------------
+# the tables -----------------------------------------------------------------------------------------------------------
 
 
 def to_text(found: Sequence[Mapping[str, Any]], width: int = 100) -> str:
@@ -265,9 +257,10 @@ def _interval(value: Mapping[str, float] | None) -> str:
 def _notes(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the numbers are, and why some are missing."""
     notes = [
-        f"{_ABOUT} AUC, and the share of members found where 1 % of the others are called members (- where there are "
-        "fewer than 100), over the rows of all clients, with 95 % intervals.",
-        _HOLDER_IS,
+        "Members: rows that a client trained on. Others: test rows that nobody trained on. AUC, and the share of "
+        "members found where 1 % of the others are called members (- where there are fewer than 100), over the rows of "
+        "all clients, with 95 % intervals.",
+        "holder: an attacker who has the clients' own networks as the run left them; not the server.",
     ]
     if any(each["reconstruction"] for each in found):
         notes.append(
@@ -287,33 +280,3 @@ def _notes(found: Sequence[Mapping[str, Any]]) -> list[str]:
         if not each["replay_equal"]:
             notes.append(f"{name}: run again on this machine its last losses differ from the records by rounding.")
     return notes
-
-
-def roc_curves(records: Sequence[RunRecord], found: Sequence[Mapping[str, Any]]) -> Figure:
-    """ROC curves on logarithmic axes: one panel for each attacker, one line for each run."""
-    guesses = {each["name"]: {(one["by"], one["how"]): one for one in each["membership"]} for each in found}
-    panels = [panel for panel in _PANELS if any(panel[:2] in own for own in guesses.values())]
-    about = f"{_ABOUT} Logarithmic; dotted: by chance. {_HOLDER_IS}"
-    width = max(5.6, 2.7 * len(panels))
-    figure, (axes,) = canvas("Which rows a client trained on", about, 2.8, 1, max(1, len(panels)), width=width)
-    looks = looks_of(records)
-    lines: dict[str, Any] = {}
-    for one, (by, how, title) in zip(axes, panels, strict=False):
-        style_axes(one)
-        shown = {name: own[by, how] for name, own in guesses.items() if (by, how) in own}
-        for name, guess in shown.items():
-            rates = [[max(rate, 1e-12) for rate in guess["roc"][key]] for key in ("fpr", "tpr")]
-            marks = {"markersize": 4, "markevery": max(1, len(rates[0]) // 8)}
-            (lines[name],) = one.plot(*rates, **line_style(looks[name]), **marks)
-        least = min(1 / guess["others"] for guess in shown.values())
-        one.plot([1e-9, 1], [1e-9, 1], color="black", linewidth=1, linestyle=(0, (1, 1.5)))
-        one.set_xscale("log")
-        one.set_yscale("log")
-        one.set_xlim(least, 1)
-        one.set_ylim(least, 1.05)
-        one.set_title(title, loc="left", fontsize=9)
-        one.set_xlabel("false positives")
-    axes[0].set_ylabel("true positives")
-    if lines:
-        legend(axes[0], list(lines.values()), list(lines))
-    return figure

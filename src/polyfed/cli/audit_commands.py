@@ -29,7 +29,7 @@ def leakage(
 
     The last rounds of finished runs are run once more, and their messages read: what is uploaded, what it states in
     the clear, which rows a client trained on (loss threshold and LiRA), which classes it has, and images reconstructed
-    from features, class means or sums. Prints the tables, and writes their numbers (json), the ROC curves and the
+    from features, class means or sums. Prints the tables, and writes their numbers with ROC curves (json), and the
     images (png, svg).
 
     \b

@@ -79,7 +79,6 @@ def test_prediction_is_by_the_mean_of_all_classifiers():
     [
         (DepthFL(), "reaches 0.7% of its weight in the last round; set method.ramp_up = 300"),
         (DepthFL(ramp_up=1), ""),
-        (DepthFL(ramp_up=0), ""),
         (DepthFL(distillation=0.0), ""),
     ],
 )

@@ -18,7 +18,7 @@ from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedIN
 from polyfed.methods.fedin import combine, cosine
 from polyfed.testing import ChangedValue, Reduction
-from polyfed.testing.fixtures import SIZES, tiny_model
+from polyfed.testing.fixtures import SIZES
 from tests.helpers import oracles
 from tests.helpers.toys import (
     NETS,
@@ -259,21 +259,11 @@ def fedin_bytes(server: Any, client_id: int) -> tuple[int, int]:
     return 4 * (p + 8 * 42), 4 * (p + min(8, SIZES[client_id]) * 42)
 
 
-def fedin_normed_bytes(server: Any, client_id: int) -> tuple[int, int]:
-    """Float parameters and BatchNorm's statistics, 20 pairs."""
-    p = oracles.numbers(server, client_id)
-    return 4 * p + 4 * 20 * 42, 4 * p + 4 * min(20, SIZES[client_id]) * 42
-
-
 def fedin_projected_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """As `fedin_bytes`, but q = (1 + 2*2) * 3 + 512, whatever the network."""
     p, q = oracles.numbers(server, client_id), 5 * 3 + 512
     return 4 * (p + 8 * q), 4 * (p + min(8, SIZES[client_id]) * q)
 
-
-OF_PAIRS = ("combine", "noise_where", "num_pairs", "feature_clip")
-
-OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid", "_features"))
 
 test_conformance = testing.conformance(
     methods.FedIN(mu=0.35),
@@ -299,27 +289,10 @@ test_conformance = testing.conformance(
     ],
 )
 
-test_fedin_without_pairs = pytest.mark.slow(
-    testing.conformance(
-        methods.FedIN(exchange_features=False, mu=0.35, weighting="samples"),
-        reference_loss=oracles.proximal,
-        counted="updates",
-        no_effect=dict.fromkeys((*OF_PAIRS, *OF_PROJECTIONS), "there are no pairs"),
-    )
-)
-
 test_other_settings = oracles.other_settings(
     (methods.FedIN(noise_std=0.8, aggregation="same-shape", combine="project"), {"skip": oracles.IN_ORDER}),
     (
         methods.FedIN(projection="fixed", projection_channels=3, projection_grid=2, aggregation="same-shape"),
         {"expected_bytes": fedin_projected_bytes, "skip": oracles.IN_ORDER},
-    ),
-    (
-        methods.FedIN(num_pairs=20),
-        {
-            "models": [lambda depth=depth: tiny_model(depth, 4, 6, norm=True) for depth in (1, 2, 0)],
-            "expected_bytes": fedin_normed_bytes,
-            "skip": oracles.IN_ORDER | oracles.NORMED,
-        },
     ),
 )

@@ -120,7 +120,3 @@ test_conformance = testing.conformance(
     changed_values={"shared": "largest"},
     reductions=[Reduction({"distillation_weight": 0.0, "hidden_weight": 0.0}, methods.Local(), part="own.")],
 )
-
-test_other_settings = oracles.other_settings(
-    (methods.FedKD(energy_start=0.5, energy_end=0.9), {"models": oracles.THREE_WIDTHS, "skip": oracles.NORMED}),
-)

@@ -140,7 +140,3 @@ test_conformance = testing.conformance(
     changed_values={"public_rows": 8},
     reductions=[Reduction({"digest_epochs": 0}, methods.Local())],
 )
-
-test_other_settings = oracles.other_settings(
-    (methods.FedMD(public_epochs=0, private_epochs=0, public_rows=16, control="pseudo-labels"), {}),
-)

@@ -9,7 +9,6 @@ import torch
 from polyfed import methods, testing
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedNova
-from polyfed.testing import Reduction
 from tests.helpers import oracles
 from tests.helpers.toys import Client, Two, clients, moved, rounds, shared, two_gradient
 
@@ -75,5 +74,4 @@ test_conformance = testing.conformance(
     reference_loss=oracles.cross_entropy,
     expected_bytes=oracles.of_weights(up=8 + 4),  # FedAvg's, and a_k as float32
     counted="updates",
-    reductions=[Reduction({"aggregation": "same-shape"}, methods.FedNova(), "received", same_architecture=True)],
 )

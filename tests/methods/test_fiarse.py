@@ -154,10 +154,3 @@ test_conformance = testing.conformance(
         Reduction({"shares": "1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
     ],
 )
-
-test_other_settings = oracles.other_settings(
-    (
-        methods.FIARSE(shares="1 0.5 0.1", threshold="layer"),
-        {"models": oracles.WIDE, "reference_loss": pruned, "skip": oracles.NUMBERED},
-    ),
-)

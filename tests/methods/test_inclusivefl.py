@@ -18,7 +18,6 @@ from tests.helpers.quick import others_slow
 from tests.helpers.toys import numpy_mean, rounds
 
 NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(5)}
-NETS |= {f"norm/{n}": lambda n=n: tiny_model(n, 4, 6, norm=True) for n in range(1, 4)}
 ALL = ["blocks2", "blocks4", "blocks1", "blocks2", "blocks4"]  # last blocks: 0 of blocks1, 1 of blocks2
 SIZES = [8, 12, 16, 10, 14]
 

@@ -328,8 +328,6 @@ def test_simulated_time(two_by_two: Path) -> None:
     before = compared(two_by_two, target=0.6)
     assert "simulated" not in "".join(show(before) for show in (to_text, to_markdown, to_csv))
     assert axes_of(groups_in(two_by_two)) == ["round", "bytes", "seconds"]
-    with pytest.raises(ConfigError, match="simulated"):
-        curve_drawings(groups_in(two_by_two), "simulated")
     for seed in (0, 1):
         simulate(two_by_two / f"fedgh-{seed}", (10.0, 30.0)[seed], left_out=[[1], []][seed])
         simulate(two_by_two / f"local-{seed}", 400.0, left_out=[])

@@ -123,8 +123,6 @@ def test_bytes_far_apart_are_on_a_logarithmic_axis(two_by_two: Path) -> None:
 
 def test_requests_that_cannot_be_met(two_by_two: Path, make: Any) -> None:
     runs = load_runs(two_by_two)
-    with pytest.raises(ConfigError, match="did you mean 'round'"):
-        curve_drawings(group_runs(runs)[0], x="rounds")
     folder = make("empty", accuracy=None)
     (folder / "rounds.jsonl").write_text("")
     with pytest.raises(ConfigError, match="nothing to draw: no round"):

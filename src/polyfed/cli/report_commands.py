@@ -21,15 +21,6 @@ def report(
     stage: Annotated[
         str | None, typer.Option(metavar="NAME", help="received, after_training or personal [each run's own].")
     ] = None,
-    x: Annotated[
-        str | None,
-        typer.Option(
-            "--x-axis",
-            metavar="NAME",
-            help="Axis of the curves: round, bytes, seconds or simulated [a figure each, without seconds].",
-            show_default=False,
-        ),
-    ] = None,
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Print the other figures, and those by architecture, too.")
     ] = False,
@@ -47,7 +38,7 @@ def report(
     \b
     polyfed report runs/quickstart --clients
     polyfed report runs/quickstart --methods local,fedgh --out paper
-    polyfed report runs/quickstart --x-axis bytes --target "60 %"
+    polyfed report runs/quickstart --target "60 %"
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.report.comparison import compare_runs
     from polyfed.report.comparison_tables import to_text
@@ -59,7 +50,7 @@ def report(
         runs = only_rows(runs, parse_names(methods))
     table = compare_runs(runs, stage, target)
     place = folders[0] if out is None else out
-    files = write_report(table, place, x)
+    files = write_report(table, place)
     print_text(to_text(table, terminal_width(), metrics=metrics, clients=clients))
     print_files(files)
 

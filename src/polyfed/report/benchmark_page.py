@@ -133,7 +133,7 @@ def _about_worth(worth: Sequence[Worth]) -> Iterator[str]:
         "controls that make no use of what is sent. Pooled: networks trained on the rows of all clients. Differences "
         f"are paired by seed, with 95 % intervals.{closed}"
     )
-    if any(side.unknown for one in worth for side in (one.federated, one.without, one.pooled)):
+    if any(side.of and side.best is None for one in worth for side in (one.federated, one.without, one.pooled)):
         yield "Where rows have no validation scores, none of their kind is picked."
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from polyfed.records.main_score import MainScore
 from polyfed.records.read import flat_table
 from polyfed.report.benchmark_results import RowResult, SettingResult
 from polyfed.report.findings import Gains, take_apart
-from polyfed.report.statistics import Estimate, holm, mean_of
+from polyfed.report.statistics import Estimate, finite_ones, holm, mean_of
 
 CLOSED_FORM = "closed-form"  # a linear model: neither a network of the one side nor of the other
 # values of `control` by which uploads are of no use
@@ -48,19 +49,14 @@ def gain_between(setting: SettingResult, lower: str, upper: str) -> Estimate:
 # picked by validation -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Side:
-    """The rows of a kind in a setting.
+class Side(NamedTuple):
+    """The rows of a kind in a setting: how many, and the one with the best validation score.
 
-    Attributes:
-        best: the row with the best validation score; None where some row has none, which could be better. of: how many
-            rows it was picked of.
-        unknown: names of the rows without validation scores of all seeds.
+    That is None where some row lacks such scores, as it could be the better one.
     """
 
     best: RowResult | None
     of: int
-    unknown: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -115,14 +111,10 @@ def _side(row: RowResult) -> str:
 
 def _pick(setting: SettingResult, side: str) -> Side:
     rows = [row for row in setting.rows if _side(row) == side]
-    scores = {row.name: mean_of([row.validation.get(str(seed)) for seed in setting.seeds]) for row in rows}
-    known = {name: score for name, score in scores.items() if score is not None}
-    best = None
-    unknown = tuple(name for name in scores if name not in known)
-    if known and not unknown:
-        highest = setting.main_score.best(known.values())
-        best = next(row for row in rows if known.get(row.name) == highest)
-    return Side(best, len(known), unknown)
+    scores = finite_ones(mean_of([row.validation.get(str(seed)) for seed in setting.seeds]) for row in rows)
+    if not rows or len(scores) < len(rows):
+        return Side(None, len(rows))
+    return Side(rows[scores.index(setting.main_score.best(scores))], len(rows))
 
 
 def _gain(setting: SettingResult, lower: RowResult | None, upper: RowResult | None) -> Estimate:

@@ -35,18 +35,14 @@ from polyfed.version import __version__
 _REASONS = 5  # reasons of refusals that are given, the most frequent ones
 
 
-def write_report(table: Table, folder: str | Path, axis: str | None = None) -> list[Path]:
-    """Write the tables, the figures and the page of a comparison.
-
-    Args:
-        folder: where to (made if missing); each file is whole or not there.
-        axis: of the curves; by default a figure each for rounds, bytes and, where there is one, simulated time.
+def write_report(table: Table, folder: str | Path) -> list[Path]:
+    """Write the tables, the figures and the page of a comparison into the folder (made if missing).
 
     Raises:
-        ConfigError: there is no such axis, nothing to draw, or a file that cannot be read or written.
+        ConfigError: nothing to draw, or a file that cannot be read or written.
     """
     groups = [section.group for section in table.sections]
-    axes = [name for name in axes_of(groups) if name != "seconds"] if axis is None else [axis]
+    axes = [name for name in axes_of(groups) if name != "seconds"]
     drawings = [drawing for name in axes for drawing in curve_drawings(groups, name, table.stage)]
     drawings += gain_drawings(groups, table.stage)
     if any(len(section.clients) for section in table.sections):

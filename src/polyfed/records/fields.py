@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -54,9 +54,9 @@ class FieldType:
         return value
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any, below: float = _LARGEST) -> bool:
     """NaN passes, as older runs have some."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) >= _LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) >= below
 
 
 def _is_loss(value: Any) -> bool:
@@ -64,11 +64,11 @@ def _is_loss(value: Any) -> bool:
 
 
 def _is_score(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) >= LARGEST_SCORE
+    return _is_number(value, LARGEST_SCORE)
 
 
 def _is_figure(value: Any) -> bool:
-    return _is_score(value) or (isinstance(value, float) and math.isinf(value))
+    return _is_score(value) or value in (math.inf, -math.inf)
 
 
 def _is_count(value: Any) -> bool:
@@ -146,17 +146,6 @@ def validated(model: type[R], value: Any, place: str = "") -> R:
         raise ValueError(_line(error, place)) from None
     except RecursionError:
         raise ValueError("nested too deep") from None
-
-
-def check_present(record: Record, names: Iterable[str]) -> None:
-    """Whether the file had all of these keys.
-
-    Raises:
-        ValueError: it had not; names the first.
-    """
-    missing = [name for name in names if name not in record.model_fields_set]
-    if missing:
-        raise ValueError(f"expected the key '{missing[0]}', got none")
 
 
 _EXPECTED = {

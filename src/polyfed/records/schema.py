@@ -30,7 +30,6 @@ from polyfed.records.fields import (
     Score,
     ScoredRecord,
     Text,
-    check_present,
     count_between,
     number_between,
     one_of,
@@ -474,7 +473,9 @@ def check_complete(record: RoundRecord) -> None:
     Raises:
         ValueError: something is missing.
     """
-    check_present(record, _NEEDED_TO_GO_ON)
+    missing = [name for name in _NEEDED_TO_GO_ON if name not in record.model_fields_set]
+    if missing:
+        raise ValueError(f"expected the key '{missing[0]}', got none")
     for stage, summary in record.accuracy.items():
         if summary.mean is None:
             raise ValueError(f"'accuracy.{stage:.60}': expected the key 'mean', got none")

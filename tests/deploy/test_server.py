@@ -583,7 +583,7 @@ def test_whose_node_is_dead_is_scored_no_more(tmp_path: Path, dies: str) -> None
         assert known[1] is None
         assert record["accuracy"]["personal"]["mean"] == pytest.approx((known[0] + known[2]) / 2)
     assert [row.get("last_evaluated") for row in run.result["clients_table"]] == [None, 1, None]
-    line = "client 1 was not evaluated after round 1; the last figures are those of the others"
+    line = "clients 1 were not evaluated after round 1; last figures are of the others"
     assert f"local: {line}" in group_runs(load_runs(tmp_path / "out"))[0][0].notes
 
 

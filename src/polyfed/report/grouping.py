@@ -225,13 +225,15 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
             yield f"{name}: {_about_tuning(runs)}"
         elif is_final:
             yield f"{name}: figures after a final round"
-        tables = [run.result.clients_table or [] for run in runs]
-        last = {row.id: row.last_evaluated for table in tables for row in table if row.last_evaluated is not None}
-        yield from (f"{name}: {line}" for line in describe_unevaluated(last))
-        left_out = sorted({number for run in runs for number in run.result.left_out})
+        names = runs[0].result.client_names
+        last = {(row.last_evaluated, row.id) for run in runs for row in run.result.clients_table or ()}
+        for number in sorted({number for number, _ in last if number is not None}):
+            whom = clients_text((client for at, client in last if at == number), names)
+            yield f"{name}: clients {whom} were not evaluated after round {number}; last figures are of the others"
+        left_out = {number for run in runs for number in run.result.left_out}
         if left_out:
-            numbers = clients_text(left_out, runs[0].result.client_names)
-            yield f"{name}: clients {numbers} are left out, as their devices are too small; they count, untrained"
+            whom = clients_text(left_out, names)
+            yield f"{name}: clients {whom} are left out, as their devices are too small; they count, untrained"
 
 
 def _about_tuning(runs: Sequence[RunRecord]) -> str:
@@ -240,18 +242,6 @@ def _about_tuning(runs: Sequence[RunRecord]) -> str:
     has_validation = any(run.last("server.validation_after_1") is not None for run in runs)
     why = "as validation chose" if has_validation else "as no client has validation rows"
     return f"epochs on a client's own rows: {epochs}, {why}"
-
-
-def describe_unevaluated(last: Mapping[int, int]) -> Iterator[str]:
-    """A line for each round after which some clients were evaluated no more, for whatever reason.
-
-    Args:
-        last: client -> the last round in which it was evaluated.
-    """
-    for number in sorted(set(last.values())):
-        whom = [str(client) for client, at in sorted(last.items()) if at == number]
-        some = f"client {whom[0]} was" if len(whom) == 1 else f"clients {', '.join(whom)} were"
-        yield f"{some} not evaluated after round {number}; the last figures are those of the others"
 
 
 def _about(run: RunRecord, differing: Iterable[str]) -> str:

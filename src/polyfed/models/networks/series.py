@@ -8,9 +8,8 @@ The transformer is the Vision Transformer of `polyfed.models.networks.vit` (arXi
 on pieces of the series in place of an image's; the length is a multiple of 10.
 
 The HARCNNs are those that HtFLlib runs (Zhang et al., KDD 2025, arXiv 2506.03954): one to three blocks of
-convolution, ReLU and max pooling with 32, 64 and 128 filters, whose outputs are averaged to D = 512. PFLlib's (JMLR
-2025, arXiv 2312.04992) has Linear to 1024 and 512 in place of the average. Their files have a series as (channels, 1,
-L), as images.
+convolution, ReLU and max pooling with 32, 64 and 128 filters, whose outputs are averaged to D = 512. Its files have a
+series as (channels, 1, L), as images.
 
 Shapes: N series, L steps, C classes, W width.
 """
@@ -63,27 +62,21 @@ def _transformer(name: str, in_shape: tuple[int, ...], classes: int) -> Sequenti
 
 
 def _harcnn(
-    name: str, in_shape: tuple[int, ...], classes: int, filters: Sequence[int], kernel: int, stride: int, linear: bool
+    name: str, in_shape: tuple[int, ...], classes: int, filters: Sequence[int], kernel: int, stride: int
 ) -> SequentialSplit:
-    """A block for each number of filters. stride: of the convolutions. linear: Linear layers behind, no average."""
+    """A block for each number of filters. stride: of the convolutions."""
     image = len(in_shape) == 3 and in_shape[1] == 1
     least = _steps_before(len(filters), kernel, stride)
     channels = _channels(name, (in_shape[0], in_shape[2]) if image else in_shape, least)
     first = _layers(series=nn.Flatten(2)) if image else _layers()
     rest = _layers()
-    length = in_shape[-1]
     for number, width in enumerate(filters, start=1):
         block = _layers(conv=nn.Conv1d(channels, width, kernel, stride), relu=nn.ReLU(), pool=nn.MaxPool1d(2))
         part = first if number == 1 else rest
         part.update({f"{layer}{number}": module for layer, module in block.items()})
         channels = width
-        length = ((length - kernel) // stride + 1) // 2
-    rest |= _layers(flatten=nn.Flatten())
-    if linear:
-        rest |= _layers(fc1=nn.Linear(channels * length, 1024), fc1_relu=nn.ReLU())
-        rest |= _layers(fc2=nn.Linear(1024, _HAR_FEATURES), fc2_relu=nn.ReLU())
-    else:  # `feature_pool` calls its average so, too, and then takes this one's place
-        rest |= _layers(average=nn.AdaptiveAvgPool1d(_HAR_FEATURES))
+    # `feature_pool` calls its average so, too, and then takes this one's place
+    rest |= _layers(flatten=nn.Flatten(), average=nn.AdaptiveAvgPool1d(_HAR_FEATURES))
     return SequentialSplit(nn.Sequential(first), nn.Sequential(rest), nn.Linear(_HAR_FEATURES, classes), name)
 
 
@@ -116,23 +109,13 @@ def _split(
 
 
 _WINDOWS = Home((6, 100), 7, "polyfed; for series, here of 6 channels and 100 steps")
-_HAR = "for series, here of 9 channels and 128 steps"
-_PFLLIB = Home((9, 128), 6, f"PFLlib, Zhang et al., JMLR 2025, arXiv 2312.04992; {_HAR}")
-_HTFLLIB = Home((9, 128), 6, f"HtFLlib, Zhang et al., KDD 2025, arXiv 2506.03954; {_HAR}")
+_HTFLLIB = Home(
+    (9, 128), 6, "HtFLlib, Zhang et al., KDD 2025, arXiv 2506.03954; for series, here of 9 channels and 128 steps"
+)
 
 for _width in (16, 32, 64):
     register(f"cnn1d-{_width}", _cnn, _WINDOWS, f"A 1-D CNN with {_width} and {2 * _width} filters.", width=_width)
 register("series-transformer", _transformer, _WINDOWS, "A transformer of two blocks on pieces of 10 steps.")
-register(
-    "harcnn",
-    _harcnn,
-    _PFLLIB,
-    "PFLlib's HARCNN, with linear layers behind two blocks.",
-    filters=(32, 64),
-    kernel=9,
-    stride=1,
-    linear=True,
-)
 for _filters, _kernel, _strides in (((32,), 9, (1, 2, 3)), ((32, 64), 9, (1, 2, 3)), ((32, 64, 128), 5, (1, 2))):
     for _stride in _strides:
         register(
@@ -143,5 +126,4 @@ for _filters, _kernel, _strides in (((32,), 9, (1, 2, 3)), ((32, 64), 9, (1, 2, 
             filters=_filters,
             kernel=_kernel,
             stride=_stride,
-            linear=False,
         )

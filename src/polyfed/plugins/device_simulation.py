@@ -144,7 +144,7 @@ class DeviceSimulation(Plugin):
         at_work = [one.client_id for one in self.work]
         starters = draw_starters(self._training, self._seed, round.number, round.present, at_work, size)
         round.cohort = sorted([*starters.at_once, *starters.then])
-        return UploadBuffer(self.settings, starters)
+        return UploadBuffer(size, self.settings.staleness, starters)
 
     def after_jobs(
         self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,6 @@ import torch
 from polyfed.core.message import Group, Message, freeze, members
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
-from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.plugin import Setup, find
@@ -53,15 +53,6 @@ class Filled(NamedTuple):
     arrived: list[int]
     seconds: float
     left: dict[int, float]
-
-
-def staleness_weight(rule: str, rounds: int) -> float:
-    """s(tau) of an upload that began so many rounds ago.
-
-    >>> [staleness_weight("polynomial", rounds) for rounds in (0, 3)], staleness_weight("constant", 3)
-    ([1.0, 0.5], 1.0)
-    """
-    return (1 + rounds) ** -0.5 if rule == "polynomial" else 1.0
 
 
 def draw_starters(
@@ -103,19 +94,17 @@ def fill_buffer(left: Mapping[int, float], then: Sequence[tuple[int, float]], si
     return Filled(arrived, now, {client: seconds - now for seconds, _, client in others})
 
 
+@dataclass
 class UploadBuffer:
-    """One round of a server that waits for so many uploads.
+    """One round of a server that waits for `size` uploads.
 
-    Attributes:
-        starters: who begins in it. aggregated: for its record, whose uploads it had, and the rounds they began in.
+    starters: who begins in it. aggregated: for its record, whose uploads it had, and the rounds they began in.
     """
 
-    def __init__(self, settings: Devices, starters: Starters) -> None:
-        assert settings.buffer_size is not None
-        self._size = settings.buffer_size
-        self._rule = settings.staleness
-        self.starters = starters
-        self.aggregated: list[dict[str, int]] = []
+    size: int
+    staleness: str
+    starters: Starters
+    aggregated: list[dict[str, int]] = field(default_factory=list)
 
     def fill(
         self,
@@ -136,15 +125,16 @@ class UploadBuffer:
         fresh = {outcome.client_id: outcome for outcome in outcomes}
         before = {one.client_id: one for one in work}
         left = {i: one.seconds for i, one in before.items()} | {i: seconds[i] for i in self.starters.at_once}
-        filled = fill_buffer(left, [(i, seconds[i]) for i in self.starters.then], self._size)
+        filled = fill_buffer(left, [(i, seconds[i]) for i in self.starters.then], self.size)
         done = []
         weights = {}
         for number in sorted(filled.arrived):
             began = before[number].round if number in before else round.number
             result = fresh[number] if number in fresh else before[number].result
-            weight = staleness_weight(self._rule, round.number - began)
+            weight = (1 + round.number - began) ** -0.5 if self.staleness == "polynomial" else 1.0
             if began < round.number and result.counts and round.method.staleness_weighting == "changes":
-                result = dataclasses.replace(result, message=applied(round.method, round.server, result, weight))
+                present = round.method.broadcast(round.server, number)
+                result = dataclasses.replace(result, message=_applied(round.method, result.message, present, weight))
             if result.counts:
                 weights[number] = weight
                 self.aggregated.append({"client": number, "from": began})
@@ -154,27 +144,25 @@ class UploadBuffer:
         under_way = [
             dataclasses.replace(before[i], seconds=rest)
             if i in before
-            else WorkInFlight(round.number, rest, hold(round.method, fresh[i], messages[i]))
+            else WorkInFlight(round.number, rest, _held(round.method, fresh[i], messages[i]))
             for i, rest in filled.left.items()
         ]
         return done, under_way, filled.seconds
 
 
-def hold(method: Method, result: JobResult, received: Message) -> JobResult:
+def _held(method: Method, result: JobResult, received: Message) -> JobResult:
     """A result that outlives its round: of weights the change, without what is already in the round's record."""
     if not result.counts:
-        refused = result.refused or "nothing arrived"
-        return JobResult(result.client_id, refused=refused)
+        return JobResult(result.client_id, refused=result.refused or "nothing arrived")
     message = result.message
     if method.staleness_weighting == "changes":
         message = _mapped(method, message, received, lambda value, base: value - base.to(value))
     return JobResult(result.client_id, message, result.weights, result.state)
 
 
-def applied(method: Method, server: Server, result: JobResult, weight: float) -> Message:
+def _applied(method: Method, message: Message, present: Message, weight: float) -> Message:
     """The upload with its change, times its weight, added to the weights that the server would send now."""
-    present = method.broadcast(server, result.client_id)
-    return _mapped(method, result.message, present, lambda change, base: base.to(change) + weight * change)
+    return _mapped(method, message, present, lambda change, base: base.to(change) + weight * change)
 
 
 def _mapped(method: Method, message: Message, received: Message, function: Callable[..., Any]) -> Message:

@@ -32,10 +32,6 @@ def draws(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def played(method, architectures=MIXED, sizes=(8, 12, 16), **options):
-    return rounds(method, clients(architectures, list(sizes)), **options)
-
-
 def linear_heads(count, features=5, seed=3):
     g = draws(seed)
     heads = [nn.Linear(features, CLASSES).double().requires_grad_(False) for _ in range(count)]
@@ -88,7 +84,7 @@ def test_one_step_by_hand(monkeypatch):
 
 def test_the_generator_is_trained_on_the_heads_that_came():
     method = FedGen()
-    history = played(method, rounds=2)
+    history = rounds(method, clients(MIXED, [8, 12, 16]))
     for number, round in enumerate(history, 1):
         heads = []
         for message in round.up.values():

@@ -84,15 +84,6 @@ def up_to_scale(a, b):
     return np.abs(a / np.linalg.norm(a) - b / np.linalg.norm(b)).max()
 
 
-def rbf(a, factor=0.5):
-    """Centered RBF kernel in float64 with the median rule; the lower of two middle distances."""
-    d = np.linalg.norm(a[:, None] - a[None], axis=2)
-    pairs = np.sort(d[np.triu_indices(len(a), 1)])
-    s = factor * pairs[(len(pairs) - 1) // 2]
-    h = np.eye(len(a)) - 1 / len(a)
-    return h @ np.exp(-(d**2) / (2 * s**2)) @ h
-
-
 def received_kernel(message):
     f = dequantize_columns(message["factor"]).double().numpy()
     return f @ f.T

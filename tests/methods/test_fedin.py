@@ -33,8 +33,6 @@ from tests.helpers.toys import (
     worker,
 )
 
-MIXED = ["shallow", "deep", "shallow", "deep"]  # nested, equal cuts: 6 in, 5 out
-
 
 def test_pairs_are_the_senders_own_rows_after_training_in_eval_mode():
     members = clients(["bn", "deep-bn", "bn"])

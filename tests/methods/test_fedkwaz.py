@@ -183,52 +183,8 @@ def test_the_search_takes_what_the_networks_differ_on_most(monkeypatch: pytest.M
     assert "mixtures" not in image_rounds(FedKWAZ(mixed=0.0))[-1].states[0]
 
 
-def two_outputs(model: Any, x: Any) -> list[Any]:
-    """Representation and log probabilities at T = 4 of own network and second network, and those at T = 1."""
-    found = []
-    for net in (model.own, model.auxiliary_model):
-        z = net.represent(x)
-        scores = net.head(z)
-        found.append((z.detach().double().numpy(), oracles.log_softmax(scores / 4), oracles.log_softmax(scores)))
-    return found
-
-
-def taught_by_each_other(model: Any, batch: Any, context: Any) -> float:
-    """CE of both + 0.7 (plain images) + 0.4 (patch-mixed images), each of distances both ways and 16 KL, in float64."""
-
-    def outputs(number: int) -> list[Any]:
-        order, share = context["order"][number][: len(batch.y)].argsort(), context["maps"][number]
-        return two_outputs(model, share * batch.x + (1 - share) * batch.x[order])
-
-    (z, p, plain), (z_m, q, plain_m) = two_outputs(model, batch.x)
-    task = oracles.of_labels(plain, batch.y) + oracles.of_labels(plain_m, batch.y)
-    both = 2 * float(((z - z_m) ** 2).mean()) + 16 * (oracles.divergence(q, p) + oracles.divergence(p, q))
-    (first, _, _), (first_m, _, _) = outputs(0)
-    (_, own, _), (_, teacher, _) = outputs(1)
-    (_, taught, _), (_, other, _) = outputs(2)
-    mixed = 2 * float(((first - first_m) ** 2).mean()) + 16 * (
-        oracles.divergence(teacher, own) + oracles.divergence(taught, other)
-    )
-    return task + 0.7 * both + 0.4 * mixed
-
-
-def taught_by_means(model: Any, batch: Any, context: Any) -> float:
-    """Stage 2 as above; stage 1: CE of both, soft CE to the other's mean scores, distance to its mean features."""
-    if not context["global stage"]:
-        return taught_by_each_other(model, batch, context)
-    total, y = 0.0, batch.y.numpy()
-    for (z, _, log_p), teacher in zip(two_outputs(model, batch.x), ("auxiliary", "own"), strict=True):
-        total += oracles.of_labels(log_p, batch.y)
-        if "known" in context:
-            f, t = (context[f"{teacher}_{what}"].double().numpy()[y] for what in ("features", "scores"))
-            known = context["known"].numpy()[y]
-            total += float((known * (((z - f) ** 2).mean(1) - (t * log_p).sum(1))).mean())
-    return total
-
-
 test_conformance = testing.conformance(
     methods.FedKWAZ(**WEIGHTS),
-    reference_loss=taught_by_means,
     expected_bytes=oracles.of_classes(
         4 * 3 * (12 + 6 + 1), 4 * (12 + 6 + 1)
     ),  # down 4 (2 C D + 2 C C + C), up of S classes

@@ -16,10 +16,6 @@ MIXED = ["shallow", "deep", "wide", "bn"]  # different extractors, one head
 SIZES = [12, 5, 9, 7]
 
 
-def head(weights):
-    return {name: t for name, t in weights.items() if name.startswith("head.")}
-
-
 def test_the_head_is_the_clients_mean():
     for round in rounds(LGFedAvg(), clients(MIXED, SIZES)):
         trained = [round.trained[i] for i in range(4)]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -53,20 +50,8 @@ def test_rounds_by_hand(architecture):
     assert seen >= 3, "clients should come again"
 
 
-def contrastive(model: Any, batch: Any, context: Any) -> float:
-    """CE - 1.5 log[e(near) / (e(near) + e(far))], cosines in float64, T = 0.4."""
-
-    def e(reference: Any) -> Any:
-        a, b = (net.represent(batch.x).detach().double().numpy() for net in (model, reference))
-        return np.exp((a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1)) / 0.4)
-
-    near, far = e(context["received"]), e(context["previous"])
-    return oracles.cross_entropy(model, batch, context) - 1.5 * float(np.log(near / (near + far)).mean())
-
-
 test_conformance = testing.conformance(
     methods.MOON(mu=1.5, temperature=0.4),
-    reference_loss=contrastive,
     expected_bytes=oracles.averaging_bytes,
     counted="updates",
     reductions=[Reduction({"mu": 0.0}, methods.FedAvg(), "received")],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.analysis.cka import RunSimilarity, draw_maps, pairwise_cka, similarity
+from polyfed.analysis.cka import draw_maps, pairwise_cka, similarity
 from polyfed.analysis.representations import ClientRef, ProbeInputs, RunRepresentations, unit_kernel
 from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group, group_runs
@@ -40,9 +40,9 @@ def test_cka_of_any_width_is_numpys(representations: list[torch.Tensor]) -> None
 
 def found_in(
     run: RunRecord, representations: list[torch.Tensor], layers: tuple[str, ...], who: list[ClientRef] = WHO
-) -> RunSimilarity:
+) -> RunRepresentations:
     kernels = tuple({layer: unit_kernel(a_LD) for layer in layers} for a_LD in representations)
-    return similarity(RunRepresentations(run, tuple(who), 5, INPUTS, kernels))
+    return RunRepresentations(run, tuple(who), 5, INPUTS, kernels)
 
 
 def test_a_title_has_the_mean_over_pairs(runs: list[RunRecord], representations: list[torch.Tensor]) -> None:
@@ -51,7 +51,7 @@ def test_a_title_has_the_mean_over_pairs(runs: list[RunRecord], representations:
     (title,) = [axes.get_title() for axes in draw_maps(grouped(runs), [found], 0).figure.axes if axes.images]
     assert title == f"logits\n{sum(pairs) / 3:.3f}"
     with pytest.raises(ConfigError, match="at least two clients"):
-        found_in(runs[0], representations[:1], ("logits",), WHO[:1])
+        similarity(found_in(runs[0], representations[:1], ("logits",), WHO[:1]))
     (only, *_) = draw_maps(grouped(runs), [found_in(runs[0], representations[:2], ("x",), WHO[:2])], 0).figure.axes
     assert [label.get_text() for label in only.get_yticklabels()] == ["0", "2"], "numbers where networks are alike"
 
@@ -67,7 +67,7 @@ def test_maps_show_the_matrices(runs: list[RunRecord], representations: list[tor
     drawing = draw_maps(grouped(runs), found, 0)
     images = [axes.images[0] for axes in drawing.figure.axes if axes.images]
     assert len(images) == 6, "two methods at three layers"
-    matrix = found[0].layers["logits"].tolist()
+    matrix = similarity(found[0])["logits"].tolist()
     assert images[2].get_array().tolist() == matrix
     named = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawing.figure.axes[:3]]
     assert [each[0] for each in named] == ["a", "", ""], "at the first map of a row"

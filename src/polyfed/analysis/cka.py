@@ -10,8 +10,7 @@ Shapes: L inputs, D width of a layer, N clients.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import SHADES, FigureWithData, add_colorbar, canvas, finish_layout, shortened
 
-__all__ = ["RunSimilarity", "draw_maps", "pairwise_cka", "similarity"]
+__all__ = ["draw_maps", "pairwise_cka", "similarity"]
 
 _HEIGHT = 2.4  # inches of a row of maps
 _SIZE = 8  # points of an architecture's name
@@ -34,51 +33,37 @@ _LETTERS = 24  # letters of a method's name, in a line
 _NUMBERS = 8  # clients of one architecture whose numbers fit below a map
 
 
-@dataclass(frozen=True, eq=False)
-class RunSimilarity:
-    """One run. name, seed: which. clients: those compared, of `total`. inputs: in words.
-
-    layers: layer -> CKA of all pairs, (N, N).
-    """
-
-    name: str
-    seed: int
-    clients: tuple[ClientRef, ...]
-    total: int
-    layers: Mapping[str, NDArray[np.float64]]
-    inputs: str
-
-
 def pairwise_cka(kernels: Sequence[Tensor]) -> Tensor:
     """Linear CKA of every pair, (N, N), clamped to [0, 1], from `unit_kernel` of N representations."""
     stacked = torch.stack(list(kernels))
     return (stacked @ stacked.mT).clamp(0, 1)
 
 
-def similarity(found: RunRepresentations) -> RunSimilarity:
-    """CKA of a run's clients at the layers that all have.
+def similarity(found: RunRepresentations) -> dict[str, NDArray[np.float64]]:
+    """CKA of a run's clients, (N, N), at each layer that all have.
 
     Raises:
         ConfigError: fewer than two clients.
     """
-    clients = found.clients
-    if len(clients) < 2:
-        raise ConfigError(f"expected at least two clients to compare, got {len(clients)} in {found.run.path}")
-    layers = {
+    if len(found.clients) < 2:
+        raise ConfigError(f"expected at least two clients to compare, got {len(found.clients)} in {found.run.path}")
+    return {
         layer: pairwise_cka([each[layer] for each in found.kernels]).double().numpy()
         for layer in common_layers(found.kernels)
     }
-    return RunSimilarity(found.run.name, found.run.seed, clients, found.total, layers, found.inputs.about)
 
 
-def pairs_of(found: Sequence[RunSimilarity]) -> pd.DataFrame:
+_Alike = tuple[RunRepresentations, dict[str, NDArray[np.float64]]]  # a run, and `similarity` of it
+
+
+def pairs_of(found: Sequence[_Alike]) -> pd.DataFrame:
     """A line for each pair of clients at each layer of each run: name, seed, layer, client_a, client_b, architecture_a,
     architecture_b, cka.
     """
     lines = [
-        (one.name, one.seed, layer, *_pair(one.clients[b], one.clients[a]), float(matrix[a, b]))
-        for one in found
-        for layer, matrix in one.layers.items()
+        (one.run.name, one.run.seed, layer, *_pair(one.clients[b], one.clients[a]), float(matrix[a, b]))
+        for one, layers in found
+        for layer, matrix in layers.items()
         for a in range(len(matrix))
         for b in range(a)
     ]
@@ -93,37 +78,38 @@ def _pair(one: ClientRef, other: ClientRef) -> tuple[int, int, str, str]:
 # drawing --------------------------------------------------------------------------------------------------------------
 
 
-def draw_maps(group: Group, every: Sequence[RunSimilarity], seed: int, stem: str = "cka") -> FigureWithData:
+def draw_maps(group: Group, runs: Sequence[RunRepresentations], seed: int, stem: str = "cka") -> FigureWithData:
     """Heat maps of one seed's runs, a row for each method, a map for each layer; the numbers are of every seed."""
-    found = [one for one in every if one.seed == seed]
-    layers = common_layers([one.layers for one in found])
-    about = f"{group.about}, seed {seed}. Personal models after the last round; {_who(found[0])}; "
-    about += f"linear CKA on {found[0].inputs}. Over each map: mean over pairs."
+    every = [(one, similarity(one)) for one in runs]
+    found = [(one, matrices) for one, matrices in every if one.run.seed == seed]
+    layers = common_layers([matrices for _, matrices in found])
+    about = f"{group.about}, seed {seed}. Personal models after the last round; {_who(found[0][0])}; "
+    about += f"linear CKA on {found[0][0].inputs.about}. Over each map: mean over pairs."
     figure, grid = canvas("CKA between clients", about, _HEIGHT * len(found), len(found), len(layers))
     pairs = pairs_of(every)
-    low = min(float(one.layers[layer].min()) for one in found for layer in layers)
+    low = min(float(matrices[layer].min()) for _, matrices in found for layer in layers)
     low = int(10 * max(0.0, min(low, 0.9))) / 10  # the next lower tenth, where the shades begin
     means = pairs[pairs["seed"] == seed].groupby(["name", "layer"])["cka"].mean()
-    for one, row in zip(found, grid, strict=True):
+    for (one, matrices), row in zip(found, grid, strict=True):
         for axes, layer in zip(row, layers, strict=True):
-            shown = _map(axes, one, layer, low, named=axes is row[0])
-            axes.set_title(f"{layer}\n{means[one.name, layer]:.3f}", fontsize=9, parse_math=False)
-        name = "\n".join(textwrap.wrap(one.name, _LETTERS))
+            shown = axes.imshow(matrices[layer], cmap=SHADES, vmin=low, vmax=1, gid=f"cka {one.run.name} {layer}")
+            _mark_clients(axes, one.clients, named=axes is row[0])
+            axes.set_title(f"{layer}\n{means[one.run.name, layer]:.3f}", fontsize=9, parse_math=False)
+        name = "\n".join(textwrap.wrap(one.run.name, _LETTERS))
         row[0].set_ylabel(name, fontsize=9, fontweight="bold", parse_math=False)
     add_colorbar(figure, shown, [axes for row in grid for axes in row], "CKA")
     finish_layout(figure)
     return FigureWithData(stem, figure, about, pairs)
 
 
-def _who(one: RunSimilarity) -> str:
+def _who(one: RunRepresentations) -> str:
     if len(one.clients) < one.total:
         return f"{len(one.clients)} of {one.total} clients, evenly over the architectures"
     return f"all {one.total} clients"
 
 
-def _map(axes: Any, one: RunSimilarity, layer: str, low: float, named: bool) -> Any:
-    clients = one.clients
-    shown = axes.imshow(one.layers[layer], cmap=SHADES, vmin=low, vmax=1, gid=f"cka {one.name} {layer}")
+def _mark_clients(axes: Any, clients: Sequence[ClientRef], named: bool) -> None:
+    """Ticks, and lines between architectures. named: whether the rows have names."""
     blocks = _blocks(clients)
     starts = [start for start, _, _ in blocks[1:]] if len(blocks) < len(clients) else []
     for start in starts:  # lines between architectures; around every client they would hide the cells
@@ -140,7 +126,6 @@ def _map(axes: Any, one: RunSimilarity, layer: str, low: float, named: bool) -> 
     axes.set_yticks(ticks, names if named else [], fontsize=_SIZE)
     axes.set_xticks(ticks, names, fontsize=_SIZE, rotation=90 if len(blocks) > 1 else 0)
     axes.tick_params(length=2)
-    return shown
 
 
 def _blocks(clients: Sequence[ClientRef]) -> list[tuple[int, int, str]]:

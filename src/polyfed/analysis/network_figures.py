@@ -157,12 +157,9 @@ def _numbered(groups: Sequence[Found]) -> Iterator[tuple[Found, str]]:
 
 
 def _cka(runs: _Runs) -> list[FigureWithData]:
-    from polyfed.analysis.cka import draw_maps, similarity
+    from polyfed.analysis.cka import draw_maps
 
-    return [
-        draw_maps(one.group, [similarity(each) for each in one.runs], one.seed, f"cka{end}")
-        for one, end in _numbered(runs.represented)
-    ]
+    return [draw_maps(one.group, one.runs, one.seed, f"cka{end}") for one, end in _numbered(runs.represented)]
 
 
 def _tsne(runs: _Runs) -> list[FigureWithData]:

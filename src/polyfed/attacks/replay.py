@@ -29,6 +29,7 @@ from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.plugins.compression import restore_upload
+from polyfed.plugins.settings import Compression
 from polyfed.records.fields import validated
 from polyfed.records.schema import RoundRecord
 from polyfed.report.run_records import RunRecord
@@ -56,16 +57,15 @@ class Recorder:
     """Keeps the messages of every client in one round.
 
     Args:
-        read: (what traveled, what was sent down) -> what the server reads.
-        rounds: client -> the round to keep.
+        compression: of the uploads. rounds: client -> the round to keep.
 
     Attributes:
         transcripts: (client, exchange) -> transcript. run: that of the executor, of which nothing is kept.
     """
 
-    def __init__(self, read: Callable[[Message, Message], Message], rounds: Mapping[int, int]) -> None:
+    def __init__(self, compression: Compression, rounds: Mapping[int, int]) -> None:
         self.transcripts: dict[tuple[int, str], Transcript] = {}
-        self._read, self._rounds = read, rounds
+        self._compression, self._rounds = compression, rounds
         self.run: Callable[..., list[Any]]
 
     def around(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -76,7 +76,7 @@ class Recorder:
             outcomes = run(jobs, done)
             for job, outcome in zip(jobs, outcomes, strict=True):
                 if outcome.counts and job.round == self._rounds.get(job.client.id):
-                    up = self._read(outcome.message, job.message)
+                    up = restore_upload(self._compression, outcome.message, job.message)
                     before = dataclasses.replace(job, client=copy.copy(job.client))
                     weights = {name: t.detach().cpu().clone() for name, t in (outcome.weights or {}).items()}
                     self.transcripts[job.client.id, job.exchange.name] = Transcript(
@@ -133,8 +133,9 @@ class Replay:
         client.state = {}
         job = dataclasses.replace(transcript.job, client=client, scores=False)
         (outcome,) = self.recorder.run([job], lambda _: None)
-        settings = self.federation.plugin("compression").settings
-        return restore_upload(settings, outcome.message, job.message) if outcome.counts else None
+        if not outcome.counts:
+            return None
+        return restore_upload(self.recipe.compression, outcome.message, job.message)
 
 
 def last_upload_rounds(record: RunRecord) -> dict[int, int]:
@@ -170,7 +171,7 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     first = min(rounds[client] for client in clients)
     with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
         begun = _begun(record.path, first, Path(place), recipe)
-        recorder = Recorder(lambda message, down: restore_upload(recipe.compression, message, down), rounds)
+        recorder = Recorder(recipe.compression, rounds)
         federation = build_federation(recipe, out=begun, wrap=recorder.around)
         run = federation.run(resume=begun is not None)
         equal = _compared(record, list(run.history), first)

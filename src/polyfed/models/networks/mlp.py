@@ -37,6 +37,9 @@ class CategoryVectors(nn.Module):
     Args:
         categories: per feature, how many categories there are, 0 for a number.
 
+    Attributes:
+        width: how many numbers a row becomes.
+
     >>> CategoryVectors((0, 3))(torch.tensor([[0.5, 2.0]])).shape
     torch.Size([1, 3])
     """
@@ -46,15 +49,10 @@ class CategoryVectors(nn.Module):
         self.numbers = [place for place, count in enumerate(categories) if not count]
         self.places = [place for place, count in enumerate(categories) if count]
         widths = [min(_WIDEST, (categories[place] + 1) // 2) for place in self.places]
-        self._width = sum(widths)
+        self.width = len(self.numbers) + sum(widths)
         self.vectors = nn.ModuleList(
             nn.Embedding(categories[place], width) for place, width in zip(self.places, widths, strict=True)
         )
-
-    @property
-    def width(self) -> int:
-        """How many numbers a row becomes."""
-        return len(self.numbers) + self._width
 
     def forward(self, x: Tensor) -> Tensor:
         parts = [x[:, self.numbers]]

@@ -17,8 +17,8 @@ import tomli_w
 from polyfed.config.recipe import Recipe
 from polyfed.deploy.flower_transport import RunConfig
 from polyfed.deploy.tls import AUTHORITY
-from polyfed.engine.run_folder import atomic_write
 from polyfed.errors import ConfigError
+from polyfed.records.read import atomic_write
 from polyfed.version import __version__
 
 __all__ = ["create_app"]

@@ -17,9 +17,9 @@ from pathlib import Path
 from torch import Tensor
 
 from polyfed.core.message import State
-from polyfed.engine.run_folder import atomic_write
 from polyfed.engine.wire import decode, encode
 from polyfed.errors import RunError
+from polyfed.records.read import atomic_write
 
 _ENDING = ".state"
 _SECRET = "noise.secret"

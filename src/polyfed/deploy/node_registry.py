@@ -16,9 +16,9 @@ from polyfed.config.recipe import Recipe
 from polyfed.data.transforms import Prepare
 from polyfed.deploy import wait_on
 from polyfed.deploy.protocol import ClientHello, Envelope, NodeError, TaskRequest, other_classes, parse, shared_config
-from polyfed.engine.run_folder import append_line, atomic_write, explain_disk_errors
+from polyfed.engine.run_folder import append_line, explain_disk_errors
 from polyfed.errors import ConfigError, PolyfedError, RunError
-from polyfed.records.read import parse_json
+from polyfed.records.read import atomic_write, parse_json
 
 EVENT_LOG = "nodes.jsonl"
 LONGEST = 1.0  # seconds between two looks for answers

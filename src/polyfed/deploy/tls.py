@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyfed.deploy import require_package
-from polyfed.engine.run_folder import atomic_write
 from polyfed.errors import ConfigError
 from polyfed.places import check_name, private_files
+from polyfed.records.read import atomic_write
 
 if TYPE_CHECKING:
     from cryptography import x509

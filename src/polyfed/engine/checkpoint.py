@@ -32,7 +32,7 @@ from polyfed.core.method import Method
 from polyfed.engine.plugin import Setup
 from polyfed.engine.run import best_record, early_stop_round, is_best_wanted
 from polyfed.engine.run_facts import made_of, result_of
-from polyfed.engine.run_folder import RunFolder, explain_disk_errors, sync_folder
+from polyfed.engine.run_folder import RunFolder, explain_disk_errors
 from polyfed.engine.snapshot import Snapshot, restore, take_snapshot
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
 from polyfed.engine.wire import decode, split
@@ -41,7 +41,7 @@ from polyfed.engine.work_in_flight import restore as restore_work
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.records.fields import validated
 from polyfed.records.main_score import main_score_of
-from polyfed.records.read import parse_json, seal, unseal
+from polyfed.records.read import parse_json, seal, sync_folder, unseal
 from polyfed.records.schema import MadeOf, RunResult
 
 States = dict[str, Any]  # of the "server", of "clients" by number, and "work" under way, as a checkpoint stores them

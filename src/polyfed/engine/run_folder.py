@@ -41,6 +41,7 @@ from polyfed.records.read import (
     FORGOTTEN,
     PARTS,
     SUM_FILE,
+    atomic_write,
     check_links,
     parse_toml,
     seal,
@@ -88,21 +89,6 @@ def explain_disk_errors(place: Path) -> Iterator[None]:
         ) from error
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write a file so that it is either the old one or the whole new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
 def append_line(path: Path, line: bytes) -> None:
     """Add to a file, all of it on disk when this returns. Other names of the file (hard links) keep what they have."""
     with path.open("ab") as file:
@@ -112,16 +98,6 @@ def append_line(path: Path, line: bytes) -> None:
             os.fsync(file.fileno())
             return
     atomic_write(path, path.read_bytes() + line)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk, where the system lets one."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 class RunFolder:

@@ -9,8 +9,10 @@ A seal is the checksum of a JSON object, its last entry: ``{"round": 1, ..., "se
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import re
 import stat
 import tomllib
@@ -96,6 +98,31 @@ def unseal(data: bytes, needed: bool = True) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"expected an object, got {type(value).__name__}")
     return value
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write a file so that it is either the old one or the whole new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk, where the system lets one."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def check_links(folder: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 from polyfed.errors import ConfigError
+from polyfed.records.read import atomic_write
 
 
 def make_folder(folder: str | Path) -> Path:
@@ -24,24 +23,13 @@ def make_folder(folder: str | Path) -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Write beside the target, then rename: a reader sees the old file or the new one, never half of one.
+    """Write a file so that a reader sees the old one or the new one, never half of one.
 
     Raises:
         ConfigError: the folder cannot be written to.
     """
-    temporary: str | None = None
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's 0600 is for secrets, a table is to be shared
-        os.replace(temporary, path)
+        atomic_write(path, content)
     except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
     return path

@@ -12,8 +12,6 @@ from polyfed.records.fields import (
     Flag,
     IfPresent,
     Loss,
-    NullIsEmptyDict,
-    NullIsEmptyList,
     Number,
     Record,
     Text,
@@ -43,8 +41,6 @@ class Everything(Record):
     counts: list[Count] = []
     by_name: dict[str, list[Count]] = {}
     by_unit: dict[Annotated[str, one_of("client", "sample")], Number] = {}
-    scores: NullIsEmptyDict[Number] = {}
-    values: NullIsEmptyList[Number] = []
 
 
 @pytest.mark.parametrize(

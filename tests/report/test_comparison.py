@@ -235,7 +235,7 @@ def test_stages_and_settings_of_their_own_are_named(make: Any) -> None:
 
 
 def test_refusals_and_missing_values(make: Any) -> None:
-    make("a", refused=2, accuracy=None, accuracy_by_stage=None, accuracy_per_client=None)
+    make("a", refused=2, accuracy=None, accuracy_by_stage={}, accuracy_per_client=[])
     assert section_of(make.root).rows["refused"][0] == 2
     assert "refused" in to_text(compared(make.root))
     make("b", seed=1, accuracy=float("nan"), accuracy_by_stage={})

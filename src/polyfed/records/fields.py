@@ -111,9 +111,6 @@ def _refuse_null(value: Any) -> Any:
 
 # None is what a key that is not there becomes; null in the file is refused
 IfPresent = Annotated[T | None, BeforeValidator(_refuse_null)]
-# null in the file is read as nothing
-NullIsEmptyList = Annotated[list[T], BeforeValidator(lambda value: [] if value is None else value)]
-NullIsEmptyDict = Annotated[dict[str, T], BeforeValidator(lambda value: {} if value is None else value)]
 
 
 class Record(BaseModel):

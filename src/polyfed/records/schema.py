@@ -23,8 +23,6 @@ from polyfed.records.fields import (
     Flag,
     IfPresent,
     Loss,
-    NullIsEmptyDict,
-    NullIsEmptyList,
     Number,
     Record,
     Score,
@@ -197,20 +195,20 @@ class RoundRecord(ScoredRecord):
     server: dict[str, Any] = Field({}, description="the server's own metrics")
     evaluated: Flag = Field(False, description="whether this round was evaluated; if not, what follows is empty")
     accuracy: dict[str, Summary] = Field({}, description="stage -> accuracy over clients")
-    accuracy_by_predictor: NullIsEmptyDict[dict[str, Summary]] = Field(
+    accuracy_by_predictor: dict[str, dict[str, Summary]] = Field(
         {},
         description="stage -> predictor -> accuracy with the method's other predictor (by `head` where it predicts by "
         "`prototype`, or the reverse); empty for methods with one predictor",
     )
-    accuracy_per_client: NullIsEmptyList[Score | None] = Field(
+    accuracy_per_client: list[Score | None] = Field(
         [],
         description="accuracy of each client in the main stage; null for clients that were not evaluated: those "
         "without test data, those that have not joined yet or have left, and nodes that did not answer",
     )
-    accuracy_per_architecture: NullIsEmptyDict[Summary] = Field(
+    accuracy_per_architecture: dict[str, Summary] = Field(
         {}, description="architecture -> accuracy over its clients in the main stage"
     )
-    metrics: NullIsEmptyDict[dict[str, FigureSummary]] = Field(
+    metrics: dict[str, dict[str, FigureSummary]] = Field(
         {}, description="stage -> metric -> summary over clients, for `[evaluation] metrics`"
     )
     confusion: list[list[Count]] | None = Field(
@@ -221,17 +219,17 @@ class RoundRecord(ScoredRecord):
         description="mean accuracy on the clients' validation data in the main stage (in `personal` if that is "
         "`after_training`)",
     )
-    accuracy_by_classes: NullIsEmptyDict[dict[str, Summary]] = Field(
+    accuracy_by_classes: dict[str, dict[str, Summary]] = Field(
         {},
         description="only with `missing_classes`: stage -> `own` -> accuracy on the classes that each client has "
         "training rows of; `missing` -> on those that it has none of, with the test rows of all clients",
     )
-    held_out: NullIsEmptyDict[Summary] = Field(
+    held_out: dict[str, Summary] = Field(
         {},
         description="only with `held_out`: `received` -> accuracy of the clients that are held out, each with what it "
         "would receive if it joined now; `after_training`, with `held_out_epochs` -> after local training on it",
     )
-    held_out_per_client: NullIsEmptyDict[dict[str, Score]] = Field(
+    held_out_per_client: dict[str, dict[str, Score]] = Field(
         {}, description="only with `held_out`: the same stages -> client -> its accuracy"
     )
 
@@ -376,22 +374,20 @@ class RunResult(ScoredRecord):
         description="the best test accuracy over rounds, as PFLlib and HtFLlib report it: chosen on test data, so only "
         "for a comparison with their figures",
     )
-    accuracy_by_stage: NullIsEmptyDict[Summary] = Field(
-        {}, description="stage -> accuracy over clients, reported round"
-    )
-    accuracy_by_predictor: NullIsEmptyDict[dict[str, Summary]] = Field(
+    accuracy_by_stage: dict[str, Summary] = Field({}, description="stage -> accuracy over clients, reported round")
+    accuracy_by_predictor: dict[str, dict[str, Summary]] = Field(
         {}, description="stage -> predictor -> accuracy, reported round"
     )
-    accuracy_per_client: NullIsEmptyList[Score | None] = Field([], description="as in the reported round")
-    accuracy_per_architecture: NullIsEmptyDict[Summary] = Field({}, description="as in the reported round")
-    metrics: NullIsEmptyDict[dict[str, FigureSummary]] = Field({}, description="as in the reported round")
+    accuracy_per_client: list[Score | None] = Field([], description="as in the reported round")
+    accuracy_per_architecture: dict[str, Summary] = Field({}, description="as in the reported round")
+    metrics: dict[str, dict[str, FigureSummary]] = Field({}, description="as in the reported round")
     confusion: list[list[Count]] | None = Field(None, description="as in the reported round")
     validation: Score | None = Field(None, description="as in the reported round")
-    accuracy_by_classes: NullIsEmptyDict[dict[str, Summary]] = Field(
+    accuracy_by_classes: dict[str, dict[str, Summary]] = Field(
         {}, description="only with `missing_classes`: as in the reported round"
     )
-    held_out: NullIsEmptyDict[Summary] = Field({}, description="only with `held_out`: as in the reported round")
-    held_out_per_client: NullIsEmptyDict[dict[str, Score]] = Field(
+    held_out: dict[str, Summary] = Field({}, description="only with `held_out`: as in the reported round")
+    held_out_per_client: dict[str, dict[str, Score]] = Field(
         {}, description="only with `held_out`: as in the reported round"
     )
     clients_table: IfPresent[list[ClientRow]] = Field(None, description="one row per client")

@@ -113,17 +113,12 @@ def _confusions(group: Group) -> Iterator[str]:
 def _lost(group: Group) -> str:
     """Uploads refused or too late, and clients dropped out, over all rounds and seeds; with the reasons."""
     frame = group.frame
-    lost = frame[frame["metric"].isin(LOST)]
-    of_rounds = lost[lost["round"].notna()].groupby(["name", "metric"])["value"].sum()
-    of_runs = lost[lost["round"].isna()].groupby(["name", "metric"])["value"].sum()
-    counts = {name: {key: int(of_rounds.get((name, key), 0)) for key in LOST} for name in group.rows}
-    for name, row in counts.items():  # a record may be shorter than the result that sums it up
-        row["refused"] = max(row["refused"], int(of_runs.get((name, "refused"), 0)))
-    shown = [key for key in LOST if any(row[key] for row in counts.values())]
-    if not shown:
+    sums = frame[frame["round"].notna()].groupby(["name", "metric"])["value"].sum().unstack(fill_value=0)
+    counts = sums.reindex(index=list(group.rows), columns=list(LOST), fill_value=0).astype(int)
+    if not counts.any(axis=None):
         return "<p>No upload was refused or late, and nobody dropped out.</p>"
-    columns = [Column("method", list(counts), words=True)]
-    columns += [Column(LOST[key], [str(row[key]) for row in counts.values()]) for key in shown]
+    columns = [Column("method", list(group.rows), words=True)]
+    columns += [Column(LOST[key], list(map(str, found))) for key, found in counts.items() if found.any()]
     reasons: Counter[str] = Counter()
     for run in group.runs:
         reasons.update(run.refusals)

@@ -15,12 +15,11 @@ from torch import nn
 from polyfed.core.client import Client
 from polyfed.core.message import get_group
 from polyfed.core.method import Method
-from polyfed.core.randomness import generator
+from polyfed.core.randomness import deal, generator
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation, Run
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FedAvg, FedHeNN, Local
-from polyfed.plugins.device_simulation import assign_devices
 from polyfed.plugins.settings import Devices, Profile
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TIMES, grouped
@@ -217,13 +216,10 @@ def test_jitter_is_drawn_for_each_round_and_client() -> None:
     assert simulated(two(devices=TWO.model_copy(update={"time_jitter": 0.4}), seed=1).run()) != other
 
 
-def test_names_are_dealt_like_architectures() -> None:
-    two = ["laptop", "gpu"]
-    assert assign_devices(Devices(profiles=two), 5, 0) == ["laptop", "gpu", "laptop", "gpu", "laptop"]
-    assert assign_devices(Devices(profiles=two, assignment="blocks"), 5, 0) == ["laptop"] * 3 + ["gpu"] * 2
-    drawn = [assign_devices(Devices(profiles=two, assignment="random"), 50, seed) for seed in (0, 0, 1)]
+def test_names_are_drawn_by_the_seed() -> None:
+    drawn = [deal(["laptop", "gpu"], "random", 50, seed, "devices") for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
-    assert set(drawn[0]) == set(two)
+    assert set(drawn[0]) == {"laptop", "gpu"}
 
 
 def test_a_device_by_a_wrong_name_is_refused() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -41,6 +41,22 @@ def generator(seed: int, purpose: str, *ids: int | str) -> torch.Generator:
 def numpy_generator(seed: int, purpose: str, *ids: int | str) -> np.random.Generator:
     """The same for NumPy (partitions)."""
     return np.random.default_rng(derive_seed(seed, purpose, *ids))
+
+
+def deal(names: Sequence[str], assignment: str, count: int, seed: int, purpose: str) -> list[str]:
+    """Which of the names each of `count` clients has.
+
+    Args:
+        assignment: "round_robin", "blocks" (equal ones, in order) or "random", drawn by the seed for this purpose.
+
+    >>> deal(["a", "b"], "round_robin", 3, 0, "networks"), deal(["a", "b"], "blocks", 5, 0, "networks")
+    (['a', 'b', 'a'], ['a', 'a', 'a', 'b', 'b'])
+    """
+    if assignment == "blocks":
+        return [names[client * len(names) // count] for client in range(count)]
+    if assignment == "random":
+        return [names[int(place)] for place in numpy_generator(seed, purpose).integers(0, len(names), count)]
+    return [names[client % len(names)] for client in range(count)]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder, with_classes
-from polyfed.core.randomness import numpy_generator
+from polyfed.core.randomness import deal
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import ClientData
@@ -227,15 +227,7 @@ def rebuild_federation(recipe: str) -> Federation:
 
 def assign_architectures(recipe: Recipe, count: int) -> list[str]:
     """The architecture of each of `count` clients."""
-    names = recipe.models.architectures
-    if recipe.models.assignment == "blocks":
-        places = [client * len(names) // count for client in range(count)]
-    elif recipe.models.assignment == "random":
-        drawn = numpy_generator(recipe.run.seed, "architectures").integers(0, len(names), count)
-        places = [int(place) for place in drawn]
-    else:
-        places = [client % len(names) for client in range(count)]
-    return [names[place] for place in places]
+    return deal(recipe.models.architectures, recipe.models.assignment, count, recipe.run.seed, "architectures")
 
 
 def auxiliary_candidates(method: Method) -> list[str]:

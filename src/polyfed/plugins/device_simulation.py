@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polyfed.core.randomness import generator, numpy_generator
+from polyfed.core.randomness import deal, generator
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.operation_counter import training_memory
@@ -44,22 +44,6 @@ class Duration(NamedTuple):
     def seconds(self) -> float:
         """All of them."""
         return self.down + self.train + self.up
-
-
-def assign_devices(devices: Devices, clients: int, seed: int) -> list[str]:
-    """The profile's name of each of so many clients; nothing where devices are off.
-
-    >>> assign_devices(Devices(profiles=["laptop", "gpu"]), 3, seed=0)
-    ['laptop', 'gpu', 'laptop']
-    """
-    names = devices.profiles
-    if not names:
-        return []
-    if devices.assignment == "blocks":
-        return [names[client * len(names) // clients] for client in range(clients)]
-    if devices.assignment == "random":
-        return [names[int(place)] for place in numpy_generator(seed, "devices").integers(0, len(names), clients)]
-    return [names[client % len(names)] for client in range(clients)]
 
 
 class DeviceSimulation(Plugin):
@@ -89,11 +73,12 @@ class DeviceSimulation(Plugin):
                 f"{setup.method.name}, alone: expected no devices.round_timeout, as every client's own server waits "
                 f"for it, got {self.settings.round_timeout:g}"
             )
-        self.names = assign_devices(self.settings, len(setup.clients), setup.seed)
         self._seed = setup.seed
         self._training = setup.training
         if not self.settings.enabled:
             return
+        settings = self.settings
+        self.names = deal(settings.profiles, settings.assignment, len(setup.clients), setup.seed, "devices")
         self._exclude_oversized(setup)
         check_buffer(self.settings, setup, self.availability())
 

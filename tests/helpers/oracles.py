@@ -155,12 +155,6 @@ NORMED = {
 }
 
 
-THREE_WIDTHS = [
-    lambda kind=kind: tiny_model(*kind, norm=kind[1] != 5)  # type: ignore[misc]
-    for kind in ((1, 4, 6), (0, 3, 5), (1, 5, 8))
-]
-
-
 def other_settings(*cases: tuple[Any, dict[str, Any]]) -> Callable[..., None]:
     """A test of further settings of a method: all but whether hyperparameters matter, which the plain form is asked."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,13 @@ import pytest
 import torch
 
 from polyfed import methods, testing
-from polyfed.core.client import Client
 from polyfed.methods import FD
 from polyfed.testing import Reduction
-from tests.helpers import oracles
-from tests.helpers.toys import CLASSES, NETS, batch, federation, model_with, rounds, samples, softmax, worker
+from tests.helpers import few_classes, oracles
+from tests.helpers.toys import CLASSES, NETS, batch, federation, model_with, rounds, softmax, worker
 
-MIXED = ["bn", "broad", "wide"]  # nothing alike but the classes
-SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
-
-
-def members(classes=SOME):
-    return [Client(MIXED[i % 3], samples(9 + i, i, own)) for i, own in enumerate(classes)]
+# nothing alike but the classes
+members = functools.partial(few_classes.members, architectures=("bn", "broad", "wide"))
 
 
 def outputs(client, weights, method):
@@ -104,7 +100,7 @@ def test_the_control_uniform_is_label_smoothing(method):
     at, data = worker(fed, 2), fed.clients[2].data.train
     loss, _ = method.loss(at.model, batch(data), method.receive(at, method.broadcast(fed.server, 2)))
     smoothed = torch.nn.functional.cross_entropy(at.model(data.x)[:, :CLASSES], data.y, label_smoothing=0.2)
-    assert float(loss) == pytest.approx(1.25 * float(smoothed), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(1.25 * float(smoothed.detach()), rel=1e-5)
 
 
 def test_a_class_that_nobody_sends_anew_keeps_what_was_sent():

@@ -16,19 +16,16 @@ from tests.helpers.few_classes import class_means, members
 from tests.helpers.toys import CLASSES, Round, moved, rounds
 
 
-def sound(people: list[Client], round: Round, number: int) -> bool:
-    """Whether every upload is the mixture of the trained network's class means, by the weights of its round."""
+def check_mixtures(people: list[Client], round: Round, number: int) -> None:
+    """Every upload must be the mixture of the trained network's class means, by the weights of its round."""
     for i, client in enumerate(people):
         rows = class_means(client, round.trained[i])
         drawn = 1 - torch.rand(len(rows), generator=generator(0, "entangle", "train", number, i)).double().numpy()
         shares = dict(zip(rows, drawn / drawn.sum(), strict=True))
         encoding = [shares.get(c, 0.0) for c in range(CLASSES)]
         mixture = sum(shares[c] * row for c, row in rows.items())
-        if not np.allclose(round.up[i]["encoding"].numpy(), encoding, atol=1e-6):
-            return False
-        if not np.allclose(round.up[i]["representation"].numpy(), mixture, atol=1e-6):
-            return False
-    return True
+        np.testing.assert_allclose(round.up[i]["encoding"].numpy(), encoding, atol=1e-6)
+        np.testing.assert_allclose(round.up[i]["representation"].numpy(), mixture, atol=1e-6)
 
 
 def stepped(round: Round, number: int, method: FedRE) -> dict[str, torch.Tensor]:
@@ -49,7 +46,8 @@ def stepped(round: Round, number: int, method: FedRE) -> dict[str, torch.Tensor]
 def test_uploads_are_mixtures_drawn_anew_in_every_round() -> None:
     people = members()
     history = rounds(FedRE(), people, rounds=3)
-    assert all(sound(people, round, number) for number, round in enumerate(history, 1))
+    for number, round in enumerate(history, 1):
+        check_mixtures(people, round, number)
     seen = [tuple(round.up[2]["encoding"].tolist()) for round in history]
     assert len(set(seen)) == 3
     for round in history:

@@ -105,19 +105,6 @@ def test_a_lost_mask_is_sent_again() -> None:
     assert not any(round.record["refused"] for round in watch.rounds)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1.0])
-@pytest.mark.parametrize("limit", [0.0, 0.3, 1.0])
-def test_growth_takes_what_moved_most(share: float, limit: float) -> None:
-    draws = torch.Generator().manual_seed(0)
-    mask, delta = torch.rand(7, 9, generator=draws) < 0.3, torch.rand(7, 9, generator=draws)
-    found = grow_mask(mask, delta, share, limit).numpy().ravel()
-    expected, free = mask.numpy().ravel().copy(), np.flatnonzero(~mask.numpy().ravel())
-    if expected.mean() < limit:
-        expected[free[np.argsort(-delta.numpy().ravel()[free])[: round(share * len(free))]]] = True
-    assert (found == expected).all()
-    assert found[mask.numpy().ravel()].all()
-
-
 def test_of_equal_entries_the_first_are_taken() -> None:
     grown = grow_mask(torch.zeros(200, dtype=torch.bool), torch.ones(200), 0.1, 1.0)
     assert grown.nonzero().flatten().tolist() == list(range(20))

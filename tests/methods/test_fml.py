@@ -71,7 +71,3 @@ test_conformance = testing.conformance(
         Reduction({"beta": 1.0}, methods.FedAvg(), "received", same_architecture=True, part="auxiliary_model."),
     ],
 )
-
-test_other_settings = oracles.other_settings(
-    (methods.FML(weighting="uniform"), {"models": oracles.THREE_WIDTHS, "skip": oracles.NORMED}),
-)

@@ -32,15 +32,6 @@ def draws(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def linear_heads(count, features=5, seed=3):
-    g = draws(seed)
-    heads = [nn.Linear(features, CLASSES).double().requires_grad_(False) for _ in range(count)]
-    for head in heads:
-        head.weight.copy_(torch.randn(CLASSES, features, generator=g))
-        head.bias.copy_(torch.randn(CLASSES, generator=g))
-    return heads
-
-
 def numpy_generate(weights, z, y, training):
     w = {name: t.double().numpy() for name, t in weights.items()}
     hidden = np.concatenate([z, np.eye(CLASSES)[y]], axis=1) @ w["hidden.weight"].T + w["hidden.bias"]
@@ -60,7 +51,11 @@ def test_initial_layers_are_uniform_within_one_over_the_root_of_their_inputs():
 def test_one_step_by_hand(monkeypatch):
     """The loss with its weights omega and its diversity; the first step of Adam is lr against the gradient's sign."""
     monkeypatch.setattr(fedgen, "GENERATOR_STEPS", 1)
-    weights, heads = init_generator(CLASSES, 5, draws()), linear_heads(3)
+    weights, g = init_generator(CLASSES, 5, draws()), draws(3)
+    heads = [nn.Linear(5, CLASSES).double().requires_grad_(False) for _ in range(3)]
+    for head in heads:
+        head.weight.copy_(torch.randn(CLASSES, 5, generator=g))
+        head.bias.copy_(torch.randn(CLASSES, generator=g))
     counts = torch.tensor([[5, 0, 1], [3, 2, 0], [0, 6, 0]])
     new, moments, loss = train_generator(weights, {}, heads, counts, 1e-2, draws(9))
     g = draws(9)  # the same draws again: classes as often as there are samples; class 2 has only one

@@ -84,6 +84,11 @@ def up_to_scale(a, b):
     return np.abs(a / np.linalg.norm(a) - b / np.linalg.norm(b)).max()
 
 
+def k_bar(fed_clients, weights, x, members, norm="none"):
+    kernels = [kernel(model_with(NETS[fed_clients[j].architecture], weights[j]), x) for j in members]
+    return np.mean([k / np.linalg.norm(k) if norm == "fro" else k for k in kernels], axis=0)
+
+
 def received_kernel(message):
     f = dequantize_columns(message["factor"]).double().numpy()
     return f @ f.T
@@ -101,12 +106,6 @@ def received(method, members, *, round=2, number=0, step=0):
     return fed, at, message, {**at.context, **method.step_inputs(at, step, torch.Generator().manual_seed(step))}
 
 
-def shaken(model):
-    with torch.no_grad():
-        for i, p in enumerate(model.parameters()):
-            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)), alpha=0.3)
-
-
 def test_eta_schedules():
     rounds_ = (1, 2, 5, 200)
     for schedule, factors in {
@@ -119,14 +118,14 @@ def test_eta_schedules():
     assert FedHeNN(eta0=0.001).eta(200) == pytest.approx(0.0141, abs=5e-5)
 
 
-def hand_gradient(model, data, x, k_bar, weight):
+def hand_gradient(model, data, x, target, weight):
     """Autograd of CE + weight (1 - CKA) with the L x L definition, in float64."""
     model = copy.deepcopy(model).double().train()
     loss = F.cross_entropy(model(data.x.double()), data.y)
     if weight:
         a = model.eval().represent(x.double())
         h = torch.eye(len(a), dtype=torch.float64) - 1 / len(a)
-        k, m = a @ a.T, torch.as_tensor(k_bar)
+        k, m = a @ a.T, torch.as_tensor(target)
 
         def hsic(p, q):
             return torch.trace(p @ h @ q @ h) / (len(a) - 1) ** 2
@@ -145,9 +144,7 @@ def test_gradient_of_a_step(every, rows, norm):
     members = clients(MIXED)
     for step in range(4):
         fed, at, message, context = received(method, members, round=5, number=2, step=step)
-        models = [model_with(NETS[c.architecture], fed.server.client_weights(c.id)) for c in fed.clients]
-        kernels = [kernel(m, message["rad"]) for m in models]
-        k_bar = np.mean([k / np.linalg.norm(k) if norm == "fro" else k for k in kernels], axis=0)
+        target = k_bar(fed.clients, [fed.server.client_weights(i) for i in range(4)], message["rad"], range(4), norm)
         on = step % every == 0
         assert ("rad_x" in context) == on
         x, chosen = message["rad"], torch.arange(20)
@@ -156,7 +153,7 @@ def test_gradient_of_a_step(every, rows, norm):
             assert torch.equal(context["rad_x"], x[chosen])
         weight = every * 0.5 * math.sqrt(4) if on else 0.0
         data = batch(at.data.train)
-        expected, loss = hand_gradient(at.model, data, x[chosen], k_bar[np.ix_(chosen, chosen)], weight)
+        expected, loss = hand_gradient(at.model, data, x[chosen], target[np.ix_(chosen, chosen)], weight)
         found = method.gradients(at.model, data, context)
         assert float(found.loss) == pytest.approx(loss, abs=1e-5)
         for name, gradient in found.grads.items():
@@ -175,11 +172,6 @@ def test_the_pass_over_the_rad_is_in_eval_mode_and_leaves_statistics_alone():
     assert same(at.model.state_dict(), alone.state_dict())
     assert torch.equal(state, torch.get_rng_state()), "dropout is off in the pass over the RAD"
     assert all(m.training for m in at.model.modules())
-
-
-def k_bar(fed_clients, weights, x, members, norm="none"):
-    kernels = [kernel(model_with(NETS[fed_clients[j].architecture], weights[j]), x) for j in members]
-    return np.mean([k / np.linalg.norm(k) if norm == "fro" else k for k in kernels], axis=0)
 
 
 def known_to_the_server(members, history, upto, seed=0):
@@ -307,7 +299,9 @@ def test_other_distances_of_equal_networks_also_in_chunks(similarity, chunk, mon
     method = steady_homo(similarity=similarity)
     _, at, message, context = received(method, clients(["deep"] * 2))
     target, data = represented(at.model, message["rad"]), batch(at.data.train)
-    shaken(at.model)
+    with torch.no_grad():
+        for i, p in enumerate(at.model.parameters()):
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)), alpha=0.3)
     z = at.model.double().eval().represent(message["rad"].double())
     expected = kernel_distance(similarity, z, torch.from_numpy(target), factor=False, width=0.5)
     names, parameters = zip(*at.model.named_parameters(), strict=True)

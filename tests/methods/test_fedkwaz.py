@@ -27,21 +27,19 @@ NETS: Mapping[str, Callable[[], nn.Module]] = {
     "small": lambda: tiny_model(0, 3, 6),
     "deep": lambda: tiny_model(1, 4, 6),
     "wide": lambda: tiny_model(0, 5, 6),
-    "narrow": lambda: tiny_model(0, 3, 5),
 }
 SOME = ((0, 1), (1, 2), (0, 1, 2))  # classes of three clients
 WEIGHTS: dict[str, Any] = {"mutual": 0.7, "mixed": 0.4}
 
 
-def members(kinds: tuple[str, ...] = ("deep", "wide", "small"), test: int = 0) -> list[Client]:
-    """One client per network, with 9, 10, 11 images."""
-    held = [draw(test, own, 50 + i) if test else None for i, own in enumerate(SOME)]
-    return [Client(kind, draw(9 + i, SOME[i], i), held[i]) for i, kind in enumerate(kinds)]
+def members() -> list[Client]:
+    """Three, each with a network of its own, with 9, 10, 11 images."""
+    return [Client(kind, draw(9 + i, SOME[i], i)) for i, kind in enumerate(("deep", "wide", "small"))]
 
 
-def image_rounds(method: Method, people: list[Client] | None = None, **options: Any) -> list[Round]:
+def image_rounds(method: Method, people: list[Client], **options: Any) -> list[Round]:
     """Two rounds of such a federation, or as asked for."""
-    return rounds(method, people or members(), NETS, classes=CLASSES, **options)
+    return rounds(method, people, NETS, classes=CLASSES, **options)
 
 
 def part(weights: Mapping[str, Tensor] | None, name: str) -> dict[str, Tensor]:
@@ -180,7 +178,7 @@ def test_the_search_takes_what_the_networks_differ_on_most(monkeypatch: pytest.M
         assert torch.equal(third.states[number]["mixtures"], second.states[number]["mixtures"])
         chosen |= {tuple(one) for one in expected}
     assert len(chosen) > 1
-    assert "mixtures" not in image_rounds(FedKWAZ(mixed=0.0))[-1].states[0]
+    assert "mixtures" not in image_rounds(FedKWAZ(mixed=0.0), people)[-1].states[0]
 
 
 test_conformance = testing.conformance(

@@ -11,24 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed import methods, testing
-from polyfed.core.client import Client
 from polyfed.data.samples import LabeledSamples
 from polyfed.methods.fedrep import FedRep
 from polyfed.models.split import SequentialSplit
 from tests.helpers import oracles
-from tests.helpers.toys import clients, federation, rounds, same, shared, watch_steps, worker
+from tests.helpers.toys import clients, federation, flat_clients, rounds, same, shared, watch_steps, worker
 
 
 def linear() -> SequentialSplit:
-    """Two 2 x 2 matrices: logits h phi x."""
+    """A 2 x 2 and a 3 x 2 matrix: logits h phi x."""
     torch.manual_seed(3)
-    return SequentialSplit(nn.Linear(2, 2, bias=False), nn.Identity(), nn.Linear(2, 2, bias=False), "linear")
-
-
-def two_clients() -> list[Client]:
-    one = Client("linear", (torch.tensor([[2.0, -1.0]]), torch.tensor([0])))
-    three = Client("linear", (torch.tensor([[1.0, 0.5], [-3.0, 1.0], [0.5, -2.0]]), torch.tensor([1, 0, 1])))
-    return [one, three]
+    return SequentialSplit(nn.Linear(2, 2, bias=False), nn.Identity(), nn.Linear(2, 3, bias=False), "flat")
 
 
 def client_by_hand(phi: Tensor, h: Tensor, data: LabeledSamples, lr: float, head: int, body: int) -> list[Tensor]:
@@ -44,11 +37,11 @@ def client_by_hand(phi: Tensor, h: Tensor, data: LabeledSamples, lr: float, head
 @pytest.mark.parametrize(("weighting", "shares"), [("samples", (0.25, 0.75)), ("uniform", (0.5, 0.5))])
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
 def test_two_clients_by_hand(weighting: Any, shares: tuple[float, float], aggregation: Any) -> None:
-    members = two_clients()
+    members = flat_clients()
     method = FedRep(weighting=weighting, aggregation=aggregation, head_epochs=3, extractor_epochs=2)
-    fed, watch = federation(method, members, {"linear": linear}, classes=2, rounds=3, batch_size=8, lr=0.3)
+    fed, watch = federation(method, members, {"flat": linear}, rounds=3, batch_size=8, lr=0.3)
     start = [worker(fed, i).model.state_dict()["head.weight"].clone() for i in (0, 1)]
-    phi = fed.server.initial_state("linear")["extractor.weight"]
+    phi = fed.server.initial_state("flat")["extractor.weight"]
     fed.run()
     signs: set[float] = set()
     for round in watch.rounds:

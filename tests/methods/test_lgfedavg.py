@@ -10,7 +10,7 @@ from polyfed import methods, testing
 from polyfed.methods import LGFedAvg
 from polyfed.models import adapt
 from tests.helpers import oracles
-from tests.helpers.toys import CLASSES, INPUTS, NETS, clients, numpy_mean, rounds
+from tests.helpers.toys import CLASSES, INPUTS, NETS, Forward, clients, numpy_mean, rounds
 
 MIXED = ["shallow", "deep", "wide", "bn"]  # different extractors, one head
 SIZES = [12, 5, 9, 7]
@@ -25,26 +25,15 @@ def test_the_head_is_the_clients_mean():
             assert ways == {True, False}  # entries went both ways
 
 
-class Named(nn.Module):
-    """A plain network whose last layer has the given name."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(INPUTS, 5), nn.Tanh())
-        self.add_module(name, nn.Linear(5, CLASSES))
-        self.last = name
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = getattr(self, self.last)(self.body(x))
-        return out
+def named(head):
+    """A plain network whose last layer has this name."""
+    layers = {"body": nn.Sequential(nn.Linear(INPUTS, 5), nn.Tanh()), head: nn.Linear(5, CLASSES)}
+    network = Forward(lambda module, x: getattr(module, head)(module.body(x)), **layers)
+    return adapt.split(network, head=head, extractor=None, example=torch.zeros(2, INPUTS))
 
 
 def test_heads_of_other_names_are_one_head():
-    builders = {
-        **NETS,
-        "fc": lambda: adapt.split(Named("fc"), head="fc", extractor=None, example=torch.zeros(2, INPUTS)),
-        "top": lambda: adapt.split(Named("top"), head="top", extractor=None, example=torch.zeros(2, INPUTS)),
-    }
+    builders = {**NETS, "fc": lambda: named("fc"), "top": lambda: named("top")}
     (round,) = rounds(LGFedAvg(), clients(["fc", "top", "shallow"], [12, 5, 9]), builders, rounds=1)
     mine = ("original.fc.bias", "original.top.bias", "head.bias")
     heads = [{"bias": round.trained[i][name]} for i, name in enumerate(mine)]

@@ -52,20 +52,10 @@ def test_a_residual_stream_is_one_group():
     assert len(plan.sizes) == 4 + 6  # streams, insides of blocks
 
 
-class Both(nn.Module):
-    """A stream that begins with the input cannot be cut; what is inside can."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two, self.out = nn.Conv2d(3, 5, 3, padding=1), nn.Conv2d(5, 3, 3, padding=1), nn.Linear(48, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.two(self.one(x).relu()) * 0.5
-        return self.out(x.view(x.size(0), -1))
-
-
 def test_what_is_added_to_the_input_stays_whole():
-    plan = channel_plan(Both())
+    """A stream that begins with the input cannot be cut; what is inside can."""
+    layers = {"one": nn.Conv2d(3, 5, 3, padding=1), "two": nn.Conv2d(5, 3, 3, padding=1), "out": nn.Linear(48, 2)}
+    plan = channel_plan(Forward(lambda m, x: m.out((x + m.two(m.one(x).relu()) * 0.5).flatten(1)), **layers))
     assert plan.sizes == {2: 5}
     assert plan.axes["two.weight"][:2] == (Axis(WHOLE), Axis(2))
     assert plan.axes["out.weight"] == (Axis(OUTPUT), Axis(WHOLE))

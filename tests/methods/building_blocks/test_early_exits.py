@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -17,13 +16,6 @@ from polyfed.models.networks.resnet import PreActBottleneck
 from tests.helpers.toys import Forward
 
 DEPTHS = (0.4, 0.55, 0.7, 0.85, 1.0)
-
-
-def mlp(*widths: int) -> nn.Sequential:
-    layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in itertools.pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
 
 
 @pytest.mark.parametrize(
@@ -64,7 +56,8 @@ def test_an_exit_is_a_linear_layer_on_the_means_of_its_block():
 
 
 def test_hidden_layers_are_blocks_and_dropout_and_pooling_belong_to_them():
-    model = add_early_exits(mlp(4, 8, 6, 5, 3), (0.3, 0.6, 1.0))
+    hidden = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU()]
+    model = add_early_exits(nn.Sequential(nn.Flatten(), *hidden, nn.Linear(5, 3)), (0.3, 0.6, 1.0))
     assert (model.blocks, model.of) == ((1, 2, 3), 3)
     assert model.early_exits.block1.linear.in_features == 8
     layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.MaxPool2d(2)]

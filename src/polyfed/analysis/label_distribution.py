@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
 from polyfed.errors import ConfigError
-from polyfed.records.schema import ClientRow
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import SHADES, FigureWithData, add_colorbar, canvas, shortened
 from polyfed.report.run_records import RunRecord
@@ -24,25 +23,22 @@ _ROW = 0.23  # inches, of a client's row with counts
 def label_table(run: RunRecord) -> pd.DataFrame:
     """The counts that a run recorded: a row for each client, with its number and name; a column for each class.
 
-    Columns are classes by name, as clients may have label spaces of their own.
+    Columns are classes by name, as clients may have label spaces of their own; by number where no record names them.
 
     Raises:
         ConfigError: the run recorded none, as one that predicts numbers, or a server whose nodes know them alone.
     """
     rows = run.result.clients_table or []
     names = run.result.class_names or []
-    counts = [_by_name(row, names) for row in rows]
+    counts: list[dict[str, int]] = []
+    for row in rows:
+        named = {str(number): name for number, name in enumerate(row.class_names or names)}
+        counts.append({named.get(label, label): count for label, count in (row.labels or {}).items()})
     if not any(counts):
         raise ConfigError(f"expected training samples by class in the result.json of {run.path}, got none")
     columns = list(dict.fromkeys([*names, *(name for row in counts for name in row)]))
     index = [f"{row.id} {run.result.client_name(row.id):.{_NAME}}".rstrip() for row in rows]
     return pd.DataFrame(counts, index=index, columns=columns).fillna(0).astype(int)
-
-
-def _by_name(row: ClientRow, names: Sequence[str]) -> Mapping[str, int]:
-    """A client's counts by the name of the class; by its number where no record names it."""
-    known = {str(number): name for number, name in enumerate(row.class_names or names)}
-    return {known.get(label, label): count for label, count in (row.labels or {}).items()}
 
 
 def plot_labels(group: Group, stem: str = "labels") -> FigureWithData:

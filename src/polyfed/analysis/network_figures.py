@@ -140,10 +140,6 @@ class _Runs:
         )
 
 
-def _curves(runs: _Runs) -> list[FigureWithData]:
-    return [drawing for x in axes_of(runs.groups) for drawing in curve_drawings(runs.groups, x, runs.stage)]
-
-
 def _labels(runs: _Runs) -> list[FigureWithData]:
     from polyfed.analysis.label_distribution import plot_labels
 
@@ -174,7 +170,9 @@ def _tsne(runs: _Runs) -> list[FigureWithData]:
 
 
 FIGURES: dict[str, Callable[[_Runs], list[FigureWithData]]] = {
-    "curves": _curves,
+    "curves": lambda runs: [
+        drawing for x in axes_of(runs.groups) for drawing in curve_drawings(runs.groups, x, runs.stage)
+    ],
     "clients": lambda runs: clients(runs.groups),
     "architectures": lambda runs: architectures(runs.groups),
     "sizes": lambda runs: sizes(runs.groups),

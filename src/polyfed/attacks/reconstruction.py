@@ -104,7 +104,10 @@ def reconstruct(
             plain = _features(method.upload(client, TrainingResult()), exposed, count)
             groups = _rows_behind(plain, function, client).split(1)
         else:
-            sent, groups = _prototypes(transcript.up, exposed, y, count)
+            rows = [(y == label).nonzero().flatten() for label in get_tensor(transcript.up, "labels").tolist()]
+            rarest = sorted((k for k in range(len(rows)) if len(rows[k])), key=lambda k: len(rows[k]))[:count]
+            sent = get_tensor(transcript.up, exposed.entry)[rarest].float().cpu()
+            groups = [rows[k] for k in rarest]
         made, loss = invert_features(
             function, sent, _start(client, len(groups)), steps=steps, lr=_LR, tv=_TV, pixel=std
         )
@@ -138,13 +141,6 @@ def _rows_behind(plain: Tensor, function: Callable[[Tensor], Tensor], client: Cl
         own = [function(client.prepare(x)).flatten(1) for x in client.data.train.x.split(_CHUNK)]
     far = torch.cdist(plain.flatten(1), torch.cat(own), compute_mode="donot_use_mm_for_euclid_dist")
     return far.argmin(dim=1)
-
-
-def _prototypes(upload: Message, exposed: Exposed, y: Tensor, count: int) -> tuple[Tensor, Sequence[Tensor]]:
-    """The means of the rarest classes, and the rows behind each; y: the rows' classes."""
-    groups = [(y == label).nonzero().flatten() for label in get_tensor(upload, "labels").tolist()]
-    rarest = sorted((k for k in range(len(groups)) if len(groups[k])), key=lambda k: len(groups[k]))[:count]
-    return get_tensor(upload, exposed.entry)[rarest].float().cpu(), [groups[k] for k in rarest]
 
 
 def _start(client: Client, count: int) -> Tensor:

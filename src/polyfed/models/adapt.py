@@ -65,8 +65,7 @@ def split(
     (5, ('original.2.weight', 'original.2.bias'), ['0.weight', '0.bias'])
     """
     if not isinstance(module, nn.Module):
-        write = f"; write {module.__name__}(...), which makes one" if isinstance(module, type) else ""
-        raise ConfigError(f"split expects an nn.Module, got {described(module)}{write}")
+        raise ConfigError(f"split expects an nn.Module, got {described(module)}")
     if isinstance(module, SplitModel):
         raise ConfigError(f"{module.architecture} is a SplitModel already; use it as it is")
     module = unwrapped(module)
@@ -270,8 +269,7 @@ def _canonical(module: nn.Module, name: str, role: str) -> str:
     """The name under which torch.fx knows the submodule: the first, where it is registered under several."""
     names = {found: m for found, m in module.named_modules(remove_duplicate=False) if found}
     if not isinstance(name, str):
-        write = next((f"; write '{found}'" for found, m in names.items() if m is name or found == str(name)), "")
-        raise ConfigError(f"{role}: expected the dotted name of a submodule, got {described(name)}{write}")
+        raise ConfigError(f"{role}: expected the dotted name of a submodule, got {described(name)}")
     if name not in names:
         hint = suggest(name, names) if name else "; pass its dotted name"
         other = "; or pass extractor=None" if role == "extractor" else ""

@@ -14,7 +14,7 @@ from results_pages import RESULTS, measurements, settings
 
 from polyfed.report.benchmark_results import SettingResult
 from polyfed.report.benchmark_worth import gain_between
-from polyfed.report.plot_style import HEIGHT, SHEET, bar_style, canvas, empty_figure, legend, line_style, style_axes
+from polyfed.report.plot_style import HEIGHT, SHEET, canvas, empty_figure, legend, line_style, style_axes
 
 UNLIKE_OWN = {  # stored table -> its column, and what it shows
     "fedin-table1-fashion-small": ("accuracy", "Fashion-MNIST, one test set for all"),
@@ -26,6 +26,7 @@ OVER_SIZES = (  # rows of suites/sizes
 BY_OTHERS = (  # rows of suites/small
     "fedgh", "fedavg-tuned", "closed-form", "own-plus-common-alone", "own-plus-common", "pooled-shares", "pooled-tuned",
 )  # fmt: skip
+BAR = {"facecolor": "#99c7e0", "edgecolor": "black", "linewidth": 0.8}
 
 
 def unlike_own_data() -> None:
@@ -37,7 +38,7 @@ def unlike_own_data() -> None:
         scores = {row[0]: row[rows[0].index(column)].strip("*").split(" ± ") for row in rows[1:]}
         means = {name: float(score[0]) for name, score in scores.items()}
         spreads = [float(score[1]) if len(score) > 1 else 0.0 for score in scores.values()]
-        axes.barh(list(means), list(means.values()), xerr=spreads, capsize=3, **bar_style(0))
+        axes.barh(list(means), list(means.values()), xerr=spreads, capsize=3, **BAR)
         axes.axvline(means["local"], color="black", linestyle=(0, (1.5, 2)), linewidth=1.6)
         axes.invert_yaxis()
         axes.set_title(title, size=9)

@@ -20,7 +20,7 @@ from polyfed.report.figures import (
 )
 from polyfed.report.frames import by_architecture, client_frame, curve_frame, ranked
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.plot_style import FigureWithData, bar_style, canvas, empty_figure, legend, line_style, save
+from polyfed.report.plot_style import FigureWithData, canvas, empty_figure, legend, line_style, save
 from polyfed.report.run_records import load_runs
 from tests.helpers.readable import unreadable
 
@@ -198,7 +198,6 @@ def test_clients_are_drawn_as_found(runs: Any) -> None:
 def test_neighbors_differ_without_color() -> None:
     lines = [(style["marker"], str(style["linestyle"])) for style in map(line_style, range(45))]
     assert len(set(lines)) == 45
-    assert len({bar["hatch"] for bar in map(bar_style, range(9))}) == 9
 
 
 def test_long_words_are_wrapped_and_nothing_stands_on_another() -> None:

@@ -226,15 +226,16 @@ def _figures(section: ComparisonGroup, key: str, digits: str) -> list[str]:
 
 
 # further tables ---------------------------------------------------------------------------------------------------
-def sub_tables(section: ComparisonGroup) -> list[SubTable]:
-    """All that people see of a section: the table under its caption (no title), then those with titles of their own."""
-    return [("", columns_of(section, metrics=True)), *_more_tables(section), *_architecture_tables(section)]
+def sub_tables(section: ComparisonGroup, metrics: bool = True) -> list[SubTable]:
+    """What people see of a section: the table under its caption (no title), then those with titles of their own.
 
-
-def _more_tables(section: ComparisonGroup) -> list[SubTable]:
-    more = [*_gain_tables(section), *_interval_tables(section), *_target_tables(section)]
-    known = [(title, [column for column in columns if not column.is_empty]) for title, columns in more]
-    return [*known, *_paper_tables(section)]
+    Args:
+        metrics: also the figures beside the main score, and the main score by architecture.
+    """
+    further = [*_gain_tables(section), *_interval_tables(section), *_target_tables(section)]
+    known = [(title, [column for column in columns if not column.is_empty]) for title, columns in further]
+    by_architecture = _architecture_tables(section) if metrics else []
+    return [("", columns_of(section, metrics)), *known, *_paper_tables(section), *by_architecture]
 
 
 def _gain_tables(section: ComparisonGroup) -> Iterator[SubTable]:
@@ -343,17 +344,15 @@ def to_csv(table: Table) -> str:
 # for people -------------------------------------------------------------------------------------------------------
 def to_markdown(table: Table) -> str:
     """GitHub's tables, each under its caption; what leads a column is bold."""
-    blocks = [f"**{markdown_text(section.caption)}**\n\n{markdown_body(section)}" for section in table.sections]
+    blocks = []
+    for section in table.sections:
+        (_, main), *more = sub_tables(section)
+        parts = [f"**{markdown_text(section.caption)}**", markdown_table(main)]
+        parts += [text for title, columns in more for text in (f"{markdown_text(title)}:", markdown_table(columns))]
+        blocks.append("\n\n".join([*parts, _markdown_list(section.notes)]))
     if table.notes:
         blocks.append(_markdown_list(table.notes))
     return "\n".join(blocks)
-
-
-def markdown_body(section: ComparisonGroup) -> str:
-    """The tables and notes of a section, without its caption."""
-    (_, main), *more = sub_tables(section)
-    others = "".join(f"{markdown_text(title)}:\n\n{markdown_table(columns)}\n\n" for title, columns in more)
-    return f"{markdown_table(main)}\n\n{others}{_markdown_list(section.notes)}"
 
 
 def _markdown_list(texts: Iterable[str]) -> str:
@@ -379,14 +378,13 @@ def to_latex(table: Table) -> str:
     """
     blocks: list[str] = []
     for section in table.sections:
+        (_, main), *more = sub_tables(section)
         left_out = {column.heading for column in _metrics_of(section)}
         left_out |= {*section.keys_of("by_stage"), "std\nclients", _TIME}
-        main = [column for column in columns_of(section) if column.heading not in left_out]
-        more = [*_more_tables(section), *_architecture_tables(section)]
-        blocks.append(latex_table(section.caption, main, [] if more else section.notes))
-        for number, (title, columns) in enumerate(more, start=1):
-            below = section.notes if number == len(more) else []
-            blocks.append(latex_table(f"{title}. {section.caption}", columns, below))
+        tables = [(section.caption, [column for column in main if column.heading not in left_out])]
+        tables += [(f"{title}. {section.caption}", columns) for title, columns in more]
+        blocks += [latex_table(*one) for one in tables[:-1]]
+        blocks.append(latex_table(*tables[-1], section.notes))
     comments = "".join(f"% {' '.join(note.split())}\n" for note in table.notes)
     return f"% needs \\usepackage{{booktabs,adjustbox}}\n{''.join(blocks)}{comments}"
 
@@ -434,11 +432,11 @@ def to_text(table: Table, width: int = 100, metrics: bool = False, clients: bool
     """
     blocks: list[str] = []
     for section in table.sections:
-        more = _more_tables(section) + (_architecture_tables(section) if metrics else [])
+        (_, main), *more = sub_tables(section, metrics)
         if clients and len(section.clients):
             columns = client_scores.client_columns(section.clients, section.score)
             more.append((section.score.of_it(client_scores.ABOUT), columns))
-        texts = [wrapped(section.caption, width), text_blocks(columns_of(section, metrics), width)]
+        texts = [wrapped(section.caption, width), text_blocks(main, width)]
         texts += [f"{wrapped(f'{title}:', width)}\n\n{text_blocks(columns, width)}" for title, columns in more]
         texts.append("\n".join(wrapped(note, width) for note in section.notes))
         blocks.append("\n\n".join(texts) + "\n")

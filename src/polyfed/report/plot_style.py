@@ -1,8 +1,8 @@
-"""How every figure looks: title and caption above, legend below, one width, one set of lines, fills and shades.
+"""How every figure looks: title and caption above, legend below, one width, one set of lines and shades.
 
 Figures are `WIDTH` inches wide with text of 8 points and more, which still reads in a column of 3.4 inches; tables and
-maps of many cells are wider. Nothing is shown by color alone: lines differ in marker and dash, bars in hatch, and
-`SHADES` darkens steadily. Figures are objects of their own; pyplot and the user's matplotlib settings are not touched.
+maps of many cells are wider. Nothing is shown by color alone: lines differ in marker and dash, and `SHADES` darkens
+steadily. Figures are objects of their own; pyplot and the user's matplotlib settings are not touched.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ GRAY = "#444444"
 _LOCAL_LINE: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": (0, (1.5, 2)), "linewidth": 1.6}
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
-_HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "---", "**")
-_LIGHT = 0.6  # the share of white in a bar's color
 _BANDS = 6  # lines whose bands can be told apart
 _TITLE = 11  # points
 _TEXT = 9  # points
@@ -88,7 +86,7 @@ def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
     return written
 
 
-# lines and fills --------------------------------------------------------------------------------------------------
+# lines ------------------------------------------------------------------------------------------------------------
 
 
 def line_style(number: int) -> dict[str, Any]:
@@ -97,16 +95,6 @@ def line_style(number: int) -> dict[str, Any]:
         return dict(_LOCAL_LINE)
     looks = {"color": COLORS, "marker": _MARKERS, "linestyle": _DASHES}
     return {key: those[number % len(those)] for key, those in looks.items()} | {"linewidth": 1.8}
-
-
-def bar_style(number: int) -> dict[str, Any]:
-    """How the bar looks that stands for the line of this number: its color, lighter, with a hatch for the marker."""
-    from matplotlib.colors import to_rgb
-
-    dark = to_rgb(line_style(number)["color"])
-    hatch = _HATCHES[number % len(_HATCHES)] if number >= 0 else ""
-    color = tuple(_LIGHT + (1 - _LIGHT) * part for part in dark)
-    return {"facecolor": color, "edgecolor": "black", "hatch": hatch, "linewidth": 0.8}
 
 
 def has_bands(lines: int, seeds: int) -> bool:

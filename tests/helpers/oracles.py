@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
-from polyfed import testing
+from polyfed import methods, testing
+from polyfed.core.method import Method
+from polyfed.testing import Reduction
 from polyfed.testing.fixtures import tiny_model
 
 IN_ORDER = dict.fromkeys(
@@ -153,6 +155,11 @@ NORMED = {
     "learns": "BatchNorm takes away what a bias before it adds",
     "loss_is_pure": "in training mode BatchNorm writes into its statistics",
 }
+
+
+def is_fedavg(method: Method | Mapping[str, Any], weighting: Literal["samples", "uniform"] = "samples") -> Reduction:
+    """Among clients who share a network, these hyperparameters make the method FedAvg."""
+    return Reduction(method, methods.FedAvg(weighting=weighting), "received", same_architecture=True)
 
 
 def other_settings(*cases: tuple[Any, dict[str, Any]]) -> Callable[..., None]:

@@ -13,7 +13,6 @@ from polyfed import methods, testing
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.methods import DepthFL
 from polyfed.methods.depthfl import mutual_exits_loss
-from polyfed.testing import Reduction
 from tests.helpers import oracles
 from tests.helpers.slices import exit_logits, order_of
 from tests.helpers.toys import NETS, clients, federation, moved, numpy_mean, rounds, samples
@@ -112,7 +111,5 @@ test_conformance = testing.conformance(
     expected_bytes=depthfl_bytes,
     skip=oracles.NUMBERED,
     changed_values={"depths": "1 0.3"},
-    reductions=[
-        Reduction({"depths": "1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
-    ],
+    reductions=[oracles.is_fedavg({"depths": "1"}, "uniform")],
 )

@@ -7,7 +7,6 @@ import pytest
 
 from polyfed import methods, testing
 from polyfed.methods import FedAvg
-from polyfed.testing import Reduction
 from tests.helpers import oracles
 from tests.helpers.toys import Two, clients, numpy_mean, rounds, same, shared, two_gradient, two_parameter_clients
 
@@ -53,7 +52,5 @@ test_conformance = testing.conformance(
     reference_loss=oracles.cross_entropy,
     expected_bytes=oracles.averaging_bytes,
     counted="updates",
-    reductions=[
-        Reduction(methods.FedAvg(aggregation="same-shape"), methods.FedAvg(), "received", same_architecture=True)
-    ],
+    reductions=[oracles.is_fedavg(methods.FedAvg(aggregation="same-shape"))],
 )

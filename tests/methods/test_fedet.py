@@ -12,7 +12,6 @@ from polyfed import methods, testing
 from polyfed.core.client import PublicData
 from polyfed.methods import FedET
 from polyfed.methods.fedet import confidence_weights, consensus, transfer_loss
-from polyfed.testing import Reduction
 from tests.helpers import oracles
 from tests.helpers.few_classes import SIZES, disagreeing
 from tests.helpers.toys import CLASSES, NETS, model_with, numpy_mean, public, rounds, same, softmax
@@ -133,7 +132,5 @@ test_conformance = testing.conformance(
     reference_loss=oracles.cross_entropy,
     expected_bytes=oracles.averaging_bytes,
     changed_values={"network": "smallest"},
-    reductions=[
-        Reduction({"server_steps": 0}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True)
-    ],
+    reductions=[oracles.is_fedavg({"server_steps": 0}, "uniform")],
 )

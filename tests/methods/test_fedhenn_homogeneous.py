@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from polyfed import methods, testing
-from polyfed.testing import Reduction
 from tests.helpers import oracles
 
 NO_RBF = {"kernel.width": "only RBF kernels have one"}
@@ -14,7 +13,7 @@ test_conformance = testing.conformance(
     reference_loss=oracles.alignment,
     expected_bytes=oracles.of_weights(16 * 36 * 4, 8),  # FedAvg's, and down L s from round 2 on
     counted="updates",
-    reductions=[Reduction({"eta0": 0.0}, methods.FedAvg(), "received", same_architecture=True)],
+    reductions=[oracles.is_fedavg({"eta0": 0.0})],
     changed_values={"alignment_data.fixed": True},
     no_effect=NO_RBF,
 )

@@ -17,7 +17,7 @@ from polyfed.methods import FedL2G, fedl2g
 from polyfed.methods.fedl2g import meta_gradient
 from polyfed.testing import Reduction
 from tests.helpers import oracles
-from tests.helpers.toys import CLASSES, INPUTS, clients, federation, rounds, samples, softmax
+from tests.helpers.toys import CLASSES, INPUTS, clients, federation, normal, rounds, samples, softmax
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
 COLD = {"warmup_rounds": 0}
@@ -126,17 +126,13 @@ class Guided(nn.Module):
         return self.head(z), z
 
 
-def draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def problem():
     module = Guided().double()
     for seed, p in enumerate(module.parameters()):
-        p.data = draw(seed, *p.shape)
-    study = draw(11, 6, INPUTS), torch.tensor([0, 1, 0, 1, 0, 1])  # nobody of class 2
-    quiz = draw(12, 7, INPUTS), torch.tensor([2, 1, 0, 0, 1, 2, 0])
-    return module, draw(13, CLASSES, 3), study, quiz
+        p.data = normal(*p.shape, seed=seed).double()
+    study = normal(6, INPUTS, seed=11).double(), torch.tensor([0, 1, 0, 1, 0, 1])  # nobody of class 2
+    quiz = normal(7, INPUTS, seed=12).double(), torch.tensor([2, 1, 0, 0, 1, 2, 0])
+    return module, normal(CLASSES, 3, seed=13).double(), study, quiz
 
 
 def after_the_step(module, g, study, quiz, lr, weight):

@@ -14,7 +14,6 @@ from polyfed import methods, testing
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.methods import FjORD
 from polyfed.methods.fjord import forward_at_width, num_widths
-from polyfed.testing import Reduction
 from polyfed.testing.fixtures import tiny_model
 from tests.helpers import oracles
 from tests.helpers.slices import prefix
@@ -108,5 +107,5 @@ test_conformance = testing.conformance(
     expected_bytes=fjord_bytes,
     skip=oracles.NUMBERED,
     changed_values={"num_widths": 2},
-    reductions=[Reduction({"num_widths": 1}, methods.FedAvg(), "received", same_architecture=True)],
+    reductions=[oracles.is_fedavg({"num_widths": 1})],
 )

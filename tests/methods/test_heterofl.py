@@ -14,7 +14,6 @@ from polyfed.core.client import Client
 from polyfed.errors import ConfigError
 from polyfed.methods import HeteroFL
 from polyfed.methods.heterofl import client_level
-from polyfed.testing import Reduction
 from tests.helpers import oracles
 from tests.helpers.slices import order_of, prefix, rounds, small
 from tests.helpers.toys import CLASSES, clients, federation, moved, samples
@@ -138,11 +137,7 @@ test_conformance = testing.conformance(
     skip=oracles.NUMBERED,
     changed_values={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
     reductions=[
-        Reduction(
-            methods.HeteroFL(**oracles.PLAIN), methods.FedAvg(weighting="uniform"), "received", same_architecture=True
-        ),
-        Reduction(
-            methods.HeteroFL(**oracles.PLAIN, weighting="samples"), methods.FedAvg(), "received", same_architecture=True
-        ),
+        oracles.is_fedavg(methods.HeteroFL(**oracles.PLAIN), "uniform"),
+        oracles.is_fedavg(methods.HeteroFL(**oracles.PLAIN, weighting="samples")),
     ],
 )

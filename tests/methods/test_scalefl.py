@@ -126,7 +126,7 @@ test_conformance = testing.conformance(
     skip=oracles.NUMBERED,
     changed_values={"levels": "0.5@0.3 1@1"},
     reductions=[
-        Reduction({"levels": "1@1"}, methods.FedAvg(weighting="uniform"), "received", same_architecture=True),
+        oracles.is_fedavg({"levels": "1@1"}, "uniform"),
         Reduction(
             {"levels": "0.5@1"}, methods.HeteroFL(rates="fix_b1", masked=False), "received", same_architecture=True
         ),

@@ -208,11 +208,10 @@ def summarize_run(
 
 
 def _sums_where_known(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Bytes before compression, times and stragglers on simulated devices, and where time went, where it is known."""
+    """Times and stragglers on simulated devices."""
     found: dict[str, Any] = {}
-    for key in ("bytes_up_uncompressed", "simulated_seconds"):
-        if values := [record[key] for record in records if key in record]:
-            found[key] = sum(values)
+    if seconds := [record["simulated_seconds"] for record in records if "simulated_seconds" in record]:
+        found["simulated_seconds"] = sum(seconds)
     if stragglers := [len(record["stragglers"]) for record in records if "stragglers" in record]:
         found["stragglers"] = sum(stragglers)
     return found

@@ -7,8 +7,6 @@ booleans, single numbers (a count, a learning rate) and running statistics go up
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -17,8 +15,7 @@ from polyfed.core.message import Message, State, get_group
 from polyfed.core.method import Method
 from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.plugin import Plugin
-from polyfed.engine.round_state import Round
-from polyfed.engine.uploads import base_tensors, batchnorm_buffers, iter_tensors, sent_nbytes
+from polyfed.engine.uploads import base_tensors, batchnorm_buffers, iter_tensors
 from polyfed.errors import RunError
 from polyfed.functional.compression import Precision, dequantize, quantize, quantized_nbytes
 from polyfed.plugins.settings import Compression
@@ -55,18 +52,6 @@ class UploadCompression(Plugin):
     def decode(self, upload: Message, job: TrainJob, method: Method) -> Message:
         """The upload again, up to rounding."""
         return restore_upload(self.settings, upload, job.message)
-
-    def after_jobs(self, round: Round, jobs: Any, sent: Any, read: Any) -> None:
-        """Count what would have gone up."""
-        if not self.settings.enabled:
-            return
-        heard = [outcome for outcome in read if outcome.client_id not in round.silenced]
-        sent_now = sum(sent_nbytes(round.method, outcome.message) for outcome in heard)
-        round.notes[self.name] = round.notes.get(self.name, 0) + sent_now
-
-    def record(self, round: Round) -> dict[str, Any]:
-        """Bytes that would have gone up without compression."""
-        return {"bytes_up_uncompressed": round.notes.get(self.name, 0)} if self.settings.enabled else {}
 
 
 def restore_upload(settings: Compression, message: Message, received: Message) -> Message:

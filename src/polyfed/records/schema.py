@@ -151,9 +151,6 @@ class RoundRecord(ScoredRecord):
         None, description="bytes sent by all clients, rejected and lost uploads included"
     )
     bytes_down: IfPresent[Count] = Field(None, description="bytes sent by the server")
-    bytes_up_uncompressed: IfPresent[Count] = Field(
-        None, description="only with `[compression]`: `bytes_up` without it"
-    )
     bytes_up_paper: IfPresent[Count] = Field(
         None, description="`bytes_up` without compression, counted as the method's paper counts"
     )
@@ -393,7 +390,6 @@ class RunResult(ScoredRecord):
     clients_table: IfPresent[list[ClientRow]] = Field(None, description="one row per client")
     bytes_up: IfPresent[Count] = Field(None, description="sum over the rounds")
     bytes_down: IfPresent[Count] = Field(None, description="sum over the rounds")
-    bytes_up_uncompressed: IfPresent[Count] = Field(None, description="only with `[compression]`: sum over the rounds")
     bytes_up_paper: IfPresent[Count] = Field(None, description="sum over the rounds")
     bytes_down_paper: IfPresent[Count] = Field(None, description="sum over the rounds")
     epsilon: dict[Unit, Loss] = Field({}, description="only with noise: as in the last round")

@@ -28,7 +28,7 @@ __all__ = ["FIGURES", "Plot", "plot"]
 
 Found = TypeVar("Found")
 _INPUTS = 1000  # inputs of cka and tsne, unless told otherwise
-_USED_BY = {"stage": ("curves", "gains"), "inputs": ("cka", "tsne"), "device": ("cka", "tsne")}
+_USED_BY = {"stage": ("curves", "gains"), "inputs": ("cka", "tsne")}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,6 @@ def plot(
     *,
     stage: str | None = None,
     inputs: int | None = None,
-    device: str | None = None,
     trust: bool = False,
 ) -> Plot:
     """Draw figures of finished runs, each as PNG and SVG, with its numbers beside it as JSON and CSV.
@@ -63,7 +62,7 @@ def plot(
         out: where to; by default ``analysis`` in the first folder.
         stage: scoring stage of curves and gains; None: each run's own.
         inputs: how many all clients see in cka and tsne, see `polyfed.analysis.representations.common_inputs`;
-            default 1000. device: where their networks compute; default: the CPU.
+            default 1000.
         trust: whether code that the folders name ("package.module:name") may be imported, for cka and tsne.
 
     Raises:
@@ -76,8 +75,8 @@ def plot(
     if not given or (figures is not None and not figures):
         raise ConfigError(f"expected at least one {'figure' if given else 'run folder'}, got none")
     chosen = list(dict.fromkeys(figures or FIGURES))
-    _check_options({"stage": stage, "inputs": inputs, "device": device}, chosen)
-    runs = _Runs(given, stage, inputs or _INPUTS, device or "cpu", chosen, trust)
+    _check_options({"stage": stage, "inputs": inputs}, chosen)
+    runs = _Runs(given, stage, inputs or _INPUTS, chosen, trust)
     drawings = []
     left_out = []
     for name in chosen:
@@ -114,7 +113,6 @@ class _Runs:
     given: Sequence[Path]
     stage: str | None
     inputs: int
-    device: str
     chosen: Sequence[str]
     trust: bool
 
@@ -134,7 +132,6 @@ class _Runs:
         return represent_runs(
             self.found,
             inputs=self.inputs,
-            device=self.device,
             kernels="cka" in self.chosen,
             vectors="tsne" in self.chosen,
         )

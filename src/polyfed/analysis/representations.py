@@ -84,14 +84,13 @@ def represent_runs(
     runs: Iterable[RunRecord],
     *,
     inputs: int,
-    device: str = "cpu",
     kernels: bool = False,
     vectors: bool = False,
 ) -> list[GroupRepresentations]:
     """Pass the common inputs of each seed through the personal models of all runs.
 
     Args:
-        runs: from ``load_runs``. inputs: see `common_inputs`. device: where networks compute.
+        runs: from ``load_runs``. inputs: see `common_inputs`.
         kernels: keep the kernel of every layer, of all seeds. vectors: keep the representations, of the seed shown.
 
     Raises:
@@ -112,18 +111,18 @@ def represent_runs(
                 if run.seed not in probes:
                     probes[run.seed] = common_inputs(run, inputs, cache)
                 keep = {"kernels": kernels, "vectors": vectors and run.seed == seed}
-                represented.append(_represent(run, probes[run.seed], device, **keep))
+                represented.append(_represent(run, probes[run.seed], **keep))
         found.append(GroupRepresentations(group, seed, tuple(represented)))
     return found
 
 
-def _represent(run: RunRecord, inputs: ProbeInputs, device: str, kernels: bool, vectors: bool) -> RunRepresentations:
+def _represent(run: RunRecord, inputs: ProbeInputs, kernels: bool, vectors: bool) -> RunRepresentations:
     everybody = clients_of(run.path)
     clients = subsample_clients(everybody, CLIENTS)
     found = []
     seen = []
     for who in clients:
-        outputs = layer_outputs(load(run.path, who.client, device, run.trusted, "personal"), inputs.x)
+        outputs = layer_outputs(load(run.path, who.client, trust=run.trusted, stage="personal"), inputs.x)
         for layer, a_LD in outputs.items():
             if not bool(torch.isfinite(a_LD).all()):
                 raise ConfigError(f"{run.path}: client {who.client}'s outputs at '{layer}' are not finite")
@@ -212,7 +211,7 @@ def layer_outputs(model: ClientModel, x: Tensor) -> dict[str, Tensor]:
     parts: dict[str, list[Tensor]] = {}
     with torch.no_grad(), eval_mode(model.network):
         for rows in x.split(CHUNK):
-            for layer, value in layers_of(model.network, model.prepare(rows.to(model.device))).items():
+            for layer, value in layers_of(model.network, model.prepare(rows)).items():
                 parts.setdefault(layer, []).append(value.flatten(1).float().cpu())
     return {layer: torch.cat(values) for layer, values in parts.items()}
 

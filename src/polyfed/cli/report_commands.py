@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.options import DEVICES, AsJson, ModelStage, OwnDevice, TargetAccuracy, Trust, parse_names
+from polyfed.cli.options import AsJson, ModelStage, OwnDevice, TargetAccuracy, Trust, parse_names
 from polyfed.cli.output import all_problems_listed, print_files, print_json, print_stderr, print_text, terminal_width
 from polyfed.escaping import client_text
 
@@ -70,7 +70,6 @@ def plot(
     inputs: Annotated[
         int | None, typer.Option(metavar="NUMBER", help="cka, tsne: inputs that all clients see [1000].")
     ] = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help=f"cka, tsne: {DEVICES} [cpu].")] = None,
     trust: Trust = False,
 ) -> None:
     """Figures of finished runs.
@@ -85,7 +84,7 @@ def plot(
     from polyfed import analysis
 
     names = None if figures is None else parse_names(figures, "--figures", "curves,cka")
-    done = analysis.plot(folders, names, out, stage=stage, inputs=inputs, device=device, trust=trust)
+    done = analysis.plot(folders, names, out, stage=stage, inputs=inputs, trust=trust)
     for note in done.notes:
         print_text(note)
     print_files(done.files)

@@ -38,6 +38,7 @@ from polyfed.report.text_tables import (
     Column,
     duration,
     format_mean_std,
+    formatted,
     html_table,
     interval,
     markdown_table,
@@ -168,8 +169,8 @@ def _primary(found: Sequence[Comparison]) -> Iterator[str]:
             Column("comparison", [f"{one.upper} - {one.lower}" for one in found], words=True),
             Column("setting", [one.setting for one in found], words=True),
             Column("difference", [gain_text(one.gain, one.score) for one in found], bold=shown),
-            Column("p", [_p_text(one.gain.p_value) for one in found]),
-            Column("adjusted p", list(map(_p_text, adjusted)), bold=shown),
+            Column("p", [formatted(one.gain.p_value, ".2g") for one in found]),
+            Column("adjusted p", [formatted(p, ".2g") for p in adjusted], bold=shown),
         ]
     )
     tested = sum(p is not None for p in adjusted)
@@ -177,10 +178,6 @@ def _primary(found: Sequence[Comparison]) -> Iterator[str]:
         f"These were named before the runs. p: paired t-test over seeds; adjusted by Holm for all {tested} tests of "
         "this table; bold below 0.05. All that follows is described, not tested."
     )
-
-
-def _p_text(value: float | None) -> str:
-    return NOT_KNOWN if value is None else f"{value:.2g}"
 
 
 def gain_text(gain: Estimate, score: MainScore) -> str:
@@ -254,7 +251,7 @@ def _about_setting(one: SettingResult, gains: Mapping[str, Gains], time: Process
             [NOT_KNOWN if parts is None else scored(parts.federated.mean, score, "+") for parts in apart],
             italic=_in_vain(apart),
         ),
-        Column("rounds", [NOT_KNOWN if number is None else f"{number:.4g}" for number in rounds]),
+        Column("rounds", [formatted(number, ".4g") for number in rounds]),
         Column("bytes", list(map(size, sent))),
         Column("processor time", list(map(duration, spent))),
     ]

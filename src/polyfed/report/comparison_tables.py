@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.escaping import csv_text, markdown_text, visible
 from polyfed.markup import details, notes, paragraph
-from polyfed.records.main_score import RMSE, MainScore
+from polyfed.records.main_score import ACCURACY, RMSE, MainScore
 from polyfed.report import client_scores
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.grouping import Group
@@ -23,11 +23,10 @@ from polyfed.report.text_tables import (
     Column,
     duration,
     format_mean_std,
+    formatted,
     html_table,
     interval,
-    interval_of_score,
     markdown_table,
-    percent,
     scored,
     size,
     text_blocks,
@@ -210,7 +209,9 @@ def _metrics_of(section: ComparisonGroup) -> list[Column]:
     """The figures beside the main score; those of the user's own, whose unit nobody knows here, as they are."""
     worst = "highest\ntenth" if section.score.lower_is_better else "lowest\ntenth"
     tenth = Column(worst, [scored(value, section.score) for value in section.column("bottom_decile")])
-    shares = [Column(h, list(map(percent, section.column(f"metric_{key}")))) for key, h in _METRICS.items()]
+    shares = [
+        Column(h, [scored(value, ACCURACY) for value in section.column(f"metric_{key}")]) for key, h in _METRICS.items()
+    ]
     own = sorted(set(section.keys_of("metric")) - set(_METRICS))
     return [tenth, *shares, *(_own_metric(section, name) for name in own)]
 
@@ -222,7 +223,7 @@ def _own_metric(section: ComparisonGroup, name: str) -> Column:
 
 
 def _figures(section: ComparisonGroup, key: str, digits: str) -> list[str]:
-    return [NOT_KNOWN if value is None else f"{value:{digits}}" for value in section.column(key)]
+    return [formatted(value, digits) for value in section.column(key)]
 
 
 # further tables ---------------------------------------------------------------------------------------------------
@@ -250,7 +251,7 @@ def _gain_tables(section: ComparisonGroup) -> Iterator[SubTable]:
         columns.append(Column(heading, [scored(one.mean, section.score, "+") for one in gains]))
         columns.append(Column(of, [interval(one, section.score) for one in gains]))
     ways = section.column("way_to_pooled_tuned")
-    columns.append(Column("way to\npooled-tuned", [NOT_KNOWN if way is None else f"{100 * way:.0f} %" for way in ways]))
+    columns.append(Column("way to\npooled-tuned", [formatted(way, ".0%").replace("%", " %") for way in ways]))
     known = [at for at, gain in enumerate(section.column("gain")) if gain is not None]
     if known:
         yield (
@@ -261,9 +262,9 @@ def _gain_tables(section: ComparisonGroup) -> Iterator[SubTable]:
 
 def _interval_tables(section: ComparisonGroup) -> Iterator[SubTable]:
     score = section.score
-    last = Column(score.title, [interval_of_score(one, score) for one in section.estimates(score.name)])
+    last = Column(score.title, [interval(one, score, "") for one in section.estimates(score.name)])
     validated = section.estimates(f"{score.name}_best_by_validation")
-    best = Column("best by\nvalid.", [interval_of_score(one, score) for one in validated])
+    best = Column("best by\nvalid.", [interval(one, score, "") for one in validated])
     columns = [
         _names_of(section),
         *([last] if best.cells == last.cells else [last, best]),
@@ -286,7 +287,10 @@ def _target_tables(section: ComparisonGroup) -> Iterator[SubTable]:
         Column(_TIME, list(map(duration, section.column("target_seconds")))),
         Column("simulated\ntime", list(map(duration, section.column("target_simulated_seconds")))),
     ]
-    yield f"To reach an accuracy of {percent(section.column('target_accuracy')[0])} %, means over seeds", columns
+    yield (
+        f"To reach an accuracy of {scored(section.column('target_accuracy')[0], ACCURACY)} %, means over seeds",
+        columns,
+    )
 
 
 def _paper_tables(section: ComparisonGroup) -> Iterator[SubTable]:
@@ -300,7 +304,7 @@ def _paper_tables(section: ComparisonGroup) -> Iterator[SubTable]:
         )
         numbers = [sorted(section.footnotes[name] for name in names) for names in found["footnotes"]]
         theirs = [f"{text} {own}" if own else text for text, own in zip(theirs, numbers, strict=True)]
-        differences = [NOT_KNOWN if one is None else f"{one:+.{decimals}f}" for one in found["difference"]]
+        differences = [formatted(one, f"+.{decimals}f") for one in found["difference"]]
         columns = [
             Column("method", list(found["name"]), words=True),
             Column("stage", list(found["stage"]), words=True),
@@ -316,9 +320,8 @@ def _paper_tables(section: ComparisonGroup) -> Iterator[SubTable]:
 
 def _number(mean: float | None, spread: float | None, decimals: int) -> str:
     """``"12.3 ± 0.6"``; a spread that is not known stays away."""
-    if mean is None:
-        return NOT_KNOWN
-    return f"{mean:.{decimals}f}" + ("" if spread is None else f" ± {spread:.{decimals}f}")
+    form = f".{decimals}f"
+    return formatted(mean, form) + (f" ± {formatted(spread, form)}" if None not in (mean, spread) else "")
 
 
 def _architecture_tables(section: ComparisonGroup) -> list[SubTable]:

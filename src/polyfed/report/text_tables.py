@@ -50,9 +50,9 @@ def columns_of(rows: Sequence[Mapping[str, str]], words: Collection[str]) -> lis
 
 
 # cells ------------------------------------------------------------------------------------------------------------
-def percent(value: float | None) -> str:
-    """A share in per cent with two decimals."""
-    return NOT_KNOWN if value is None else f"{100 * value:.2f}"
+def formatted(value: float | None, form: str) -> str:
+    """A number by a format such as ``".3g"``."""
+    return NOT_KNOWN if value is None else f"{value:{form}}"
 
 
 def scored(value: float | None, score: MainScore, sign: str = "") -> str:
@@ -81,20 +81,14 @@ def format_mean_std(estimates: Sequence[Estimate], sign: str = "", score: MainSc
     ]
 
 
-def interval(one: Estimate, score: MainScore = ACCURACY) -> str:
-    """``"[+0.10, +2.30]"``, of a difference."""
+def interval(one: Estimate, score: MainScore = ACCURACY, sign: str = "+") -> str:
+    """``"[+0.10, +2.30]"``, of a difference; with ``sign=""`` that of a score, cut to 0..100 %, of an RMSE to 0."""
     if one.mean is None or one.margin is None:
         return NOT_KNOWN
-    return f"[{scored(one.mean - one.margin, score, '+')}, {scored(one.mean + one.margin, score, '+')}]"
-
-
-def interval_of_score(one: Estimate, score: MainScore = ACCURACY) -> str:
-    """``"[70.10, 72.30]"``, an accuracy cut to 0..100 %, an RMSE to 0."""
-    if one.mean is None or one.margin is None:
-        return NOT_KNOWN
-    high = one.mean + one.margin
-    low = scored(max(0.0, one.mean - one.margin), score)
-    return f"[{low}, {scored(min(1.0, high) if score.is_share else high, score)}]"
+    low, high = one.mean - one.margin, one.mean + one.margin
+    if not sign:
+        low, high = max(0.0, low), min(1.0, high) if score.is_share else high
+    return f"[{score.text(low, sign)}, {score.text(high, sign)}]"
 
 
 # Markdown ---------------------------------------------------------------------------------------------------------

@@ -240,7 +240,7 @@ def test_a_recipe_numbers_each_clients_classes(tmp_path: Path) -> None:
     assert all(set(row["labels"]) == {"0", "1", "2"} for row in rows)
     assert [row["architecture"] for row in rows] == [f"digits-cnn{n}, 3 classes" for n in (1, 2, 1)]
     made = predict(tmp_path / "run", 1, torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
-    assert made.class_names == ("1", "2", "3")
+    assert made.model.form.class_names == ("1", "2", "3")
     assert made.scores.shape == (2, 3)
 
 

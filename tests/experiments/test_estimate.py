@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,6 +78,12 @@ def test_nobody_is_missing_in_a_check() -> None:
     absent = pf.Availability(dropout_rate=0.9)
     estimate_costs(pf.Federation(made.clients, made.method, made.training, plugins=[absent], executor="serial"))
     assert NOTED == [("plan", 2), ("aggregate", 2)] * 2
+
+
+def test_no_worker_process_is_left(recipe: Path) -> None:
+    """FedHeNN's server has workers compute passes over public rows in a run."""
+    check(recipe, method="fedhenn", overrides=["method.alignment_data.size=20"], executor="processes", workers=2)
+    assert multiprocessing.active_children() == []
 
 
 def test_rows_that_are_scored() -> None:

@@ -69,7 +69,7 @@ def test_scores_are_those_of_the_model_in_memory(done: Run, tmp_path: Path) -> N
     found = prediction.predict(folder(done), 1, tmp_path / "new.parquet")
     with torch.inference_mode():
         assert torch.equal(found.scores, done.models[1](by_hand(NEW, folder(done))))
-    assert found.class_names == ("no", "yes")
+    assert found.model.form.class_names == ("no", "yes")
 
 
 def test_every_form_of_texts_is_read_by_the_runs_words(

@@ -125,18 +125,19 @@ def predict(
     with all_problems_listed(print_stderr):
         found = prediction.predict(run, client, data, stage=stage, device=device, resize=resize, trust=trust)
     to_file = str(out) != "-"
-    if found.client_name:
-        print_stderr(f"model of {client_text(found.client or 0, found.client_name)}")
+    model = found.model
+    if model.name:
+        print_stderr(f"model of {client_text(model.client, model.name)}")
     if to_file:
         write_whole(out, found.to_csv(probabilities).encode())
     if json:
-        score = {"accuracy": found.accuracy} if found.scale is None else {"rmse": found.rmse}
-        named = {"name": found.client_name} if found.client_name else {}
+        score = {"accuracy": found.accuracy} if model.scale is None else {"rmse": found.rmse}
+        named = {"name": model.name} if model.name else {}
         facts = {
             "run": str(run),
-            "client": found.client,
+            "client": model.client,
             **named,
-            "stage": found.stage,
+            "stage": model.stage,
             "inputs": len(found.names),
             **score,
         }

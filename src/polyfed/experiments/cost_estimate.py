@@ -32,7 +32,6 @@ class NetworkCost:
         client: number of the client that was measured. clients: how many have this network.
         parameters: how many numbers are trained.
         flops: floating-point operations of one sample's way forward (`polyfed.engine.operation_counter.flops`).
-        cut: shape of a sample where it leaves the extractor. feature_dim: width of its representation.
         down, up: bytes that go to and come from this client in rounds 1 and 2 and the final round; 0 without one.
         nbytes: what such a client keeps: weights, buffers, state.
         peak: bytes of such a client at work: the network, and what training a batch or scoring 128 rows makes.
@@ -45,8 +44,6 @@ class NetworkCost:
     clients: int
     parameters: int
     flops: int
-    cut: tuple[int, ...] | None
-    feature_dim: int | None
     down: tuple[int, ...]
     up: tuple[int, ...]
     nbytes: int
@@ -169,27 +166,18 @@ def _page(check: CostEstimate) -> Iterator[str]:
 
 
 def _networks(kinds: Sequence[NetworkCost]) -> Iterator[str]:
-    names = Column("network", [kind.name for kind in kinds], words=True)
-    cuts = ["-" if kind.cut is None else "x".join(map(str, kind.cut)) for kind in kinds]
-    widths = ["-" if kind.feature_dim is None else str(kind.feature_dim) for kind in kinds]
-    sizes = [
-        names,
+    columns = [
+        Column("network", [kind.name for kind in kinds], words=True),
         Column("clients", [str(kind.clients) for kind in kinds]),
         Column("parameters", [f"{kind.parameters:,}" for kind in kinds]),
         Column("FLOPs", [f"{kind.flops:,}" for kind in kinds]),
-        Column("cut", cuts),
-        Column("features", widths),
-    ]
-    costs = [
-        names,
         Column("down, rounds 1, 2", [", ".join(map(human_bytes, kind.down[:2])) for kind in kinds]),
         Column("up, rounds 1, 2", [", ".join(map(human_bytes, kind.up[:2])) for kind in kinds]),
         Column("one batch", [f"{1000 * kind.seconds_batch:.1f} ms" for kind in kinds]),
         Column("memory at work", [human_bytes(kind.peak) for kind in kinds]),
     ]
-    for columns in (sizes, costs):
-        yield render_text(columns, _WIDTH)
-        yield ""
+    yield render_text(columns, _WIDTH)
+    yield ""
 
 
 def _clients(check: CostEstimate) -> Iterator[str]:

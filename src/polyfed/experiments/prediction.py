@@ -133,42 +133,26 @@ class ClientModel:
                 raise
             low, high = inputs.x.aminmax()
             raise ConfigError(f"expected ids of the run's vocabulary, got {int(low)} to {int(high)}") from None
-        return Predictions(
-            inputs.names,
-            scores,
-            inputs.y,
-            self.form.class_names,
-            inputs.unknown,
-            self.scale,
-            self.client,
-            self.name,
-            self.stage,
-        )
+        return Predictions(self, inputs.names, scores, inputs.y, inputs.unknown)
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
     """What a model says.
 
-    names: of the inputs, a row's number or a file's name. scores: (N, C). labels: (N,) int64, where they are known.
-    class_names: one per class. scale: where numbers are predicted, what they were standardized with; scores are then
-    (N, 1), labels floats, and there are no classes. unknown: names of the texts of which the run knew no word, so that
-    nothing but their length speaks in their scores. client, client_name, stage: whose model, and which, as of
-    `ClientModel`; "" for a client without a name.
+    model: whose. names: of the inputs, a row's number or a file's name. scores: (N, C), or (N, 1) where numbers are
+    predicted. labels: (N,), where they are known: int64, or floats. unknown: names of the texts of which the run knew
+    no word, so that nothing but their length speaks in their scores.
     """
 
+    model: ClientModel
     names: tuple[str, ...]
     scores: Tensor
     labels: Tensor | None
-    class_names: tuple[str, ...]
     unknown: tuple[str, ...] = ()
-    scale: TargetScale | None = None
-    client: int | None = None
-    client_name: str = ""
-    stage: str = ""
 
     def __repr__(self) -> str:
-        if self.scale is not None:
+        if self.model.scale is not None:
             error = "" if self.rmse is None else f", RMSE {self.rmse:.4g}"
             return f"Predictions({len(self.names)} inputs, numbers{error})"
         right = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
@@ -187,7 +171,7 @@ class Predictions:
     @property
     def accuracy(self) -> float | None:
         """The share that is right; None without labels, or where numbers are predicted."""
-        if self.labels is None or self.scale is not None:
+        if self.labels is None or self.model.scale is not None:
             return None
         return float((self.classes == self.labels).double().mean())
 
@@ -198,26 +182,27 @@ class Predictions:
         Raises:
             ConfigError: classes are predicted.
         """
-        if self.scale is None:
+        if self.model.scale is None:
             raise ConfigError("expected a model that predicts numbers, got one of classes; see `classes`")
-        return self.scale.restored(self.scores[:, 0])
+        return self.model.scale.restored(self.scores[:, 0])
 
     @property
     def rmse(self) -> float | None:
         """The RMSE of the predicted numbers; None without labels, or where classes are predicted."""
-        return None if self.labels is None or self.scale is None else metrics.rmse(self.values, self.labels)
+        return None if self.labels is None or self.model.scale is None else metrics.rmse(self.values, self.labels)
 
     def rows(self, probabilities: bool = False) -> list[dict[str, Any]]:
         """One per input: name, class, class_name, probability; on request ``probability_<class>`` of all classes.
 
         Where numbers are predicted: name, prediction.
         """
-        if self.scale is not None:
+        if self.model.scale is not None:
             pairs = zip(self.names, self.values.tolist(), strict=True)
             return [{"name": name, "prediction": value} for name, value in pairs]
+        class_names = self.model.form.class_names
         rows = []
         for name, label, shares in zip(self.names, self.classes.tolist(), self.probabilities.tolist(), strict=True):
-            called = self.class_names[label] if label < len(self.class_names) else str(label)
+            called = class_names[label] if label < len(class_names) else str(label)
             row = {"name": name, "class": label, "class_name": called, "probability": shares[label]}
             every = {f"probability_{number}": share for number, share in enumerate(shares)}
             rows.append({**row, **(every if probabilities else {})})
@@ -330,7 +315,7 @@ def _restored(
     weights = _read_checked(path, sums[path.name])
     state = from_bytes(_read_checked(folder / files["state"], sums[files["state"]])) if "state" in files else {}
     with seeded_global_rng(0), _Room(path, len(weights)):  # initial weights are drawn, and overwritten
-        network = method.personal_model(_built(entry, method, form.shape))
+        network = method.personal_model(_built(entry, method, form))
     _fill(network, weights, path)
     target = entry.get("target")
     return ClientModel(
@@ -444,7 +429,7 @@ def _table(entry: Mapping[str, Any]) -> tuple[TableColumns, tuple[float, ...]]:
     return columns, tuple(form.fill)
 
 
-def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> nn.Module:
+def _built(entry: Mapping[str, Any], method: Method, form: InputSpec) -> nn.Module:
     """The network that the client trained, as an entry of the index says; its weights are any."""
     own = entry["architecture"]
     auxiliary = entry.get("auxiliary_model")
@@ -453,13 +438,13 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
         name: functools.partial(
             build,
             network_of(name),
-            shape,
+            form.shape,
             entry["classes"] or 1,
             entry["feature_dim"],
             words,
             fetch=False,
             beside=entry.get("modules", []),
-            categories=_table(entry)[0].counts,
+            categories=form.columns.counts,
             feature_pool=entry.get("feature_pool", False),
         )
         for name in (own, auxiliary)

@@ -34,7 +34,6 @@ from polyfed.engine.round import play, start
 from polyfed.engine.round_state import Round, RoundTotals
 from polyfed.engine.scoring import Part, evaluate_model
 from polyfed.experiments.cost_estimate import NetworkCost
-from polyfed.models.split import SplitModel, cut_shapes
 
 __all__ = ["TrialRounds"]
 
@@ -52,6 +51,7 @@ class TrialRounds:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         method, server = federation.method, federation.server
+        server.run_passes = None  # all is done in this process: nobody would end the run's own workers
         with single_threaded():
             start(federation, server.all_client_ids)
         later = range(2, federation.training.rounds + 1)
@@ -118,18 +118,13 @@ class TrialRounds:
 
     def _cost(self, client: Client, measured: _ClientCost, rounds: Sequence[RoundTotals]) -> NetworkCost:
         federation = self._federation
-        variant = self._variants[client.id]
-        module = federation.model_factory.module(client.architecture, variant)
-        own = federation.model_factory.module(client.architecture, variant, alone=True)
-        split = own if isinstance(own, SplitModel) else None
+        module = federation.model_factory.module(client.architecture, self._variants[client.id])
         return NetworkCost(
             name=self.networks[client.id],
             client=client.id,
             clients=list(self.networks.values()).count(self.networks[client.id]),
             parameters=sum(parameter.numel() for parameter in module.parameters()),
             flops=flops(federation.method.personal_model(module), example_input(client, module)),
-            cut=None if split is None else tuple(cut_shapes(split, example_input(client, split))[0]),
-            feature_dim=None if split is None else split.feature_dim,
             down=tuple(totals.down.get(client.id, 0) for totals in rounds),
             up=tuple(totals.up.get(client.id, 0) for totals in rounds),
             nbytes=measured.nbytes,

@@ -105,7 +105,10 @@ def curve_drawings(groups: Sequence[Group], x: str = "round", stage: str | None 
         return points[whole]
 
     def draw(group: Group, points: pd.DataFrame, stem: str) -> FigureWithData:
-        caption = _caption(group, points, stage)
+        seeds = points["count"].max()
+        band = "; band: lowest to highest seed" if has_bands(points["name"].nunique(), seeds) else ""
+        line = f" Line: mean over seeds{band}." if seeds > 1 else ""
+        caption = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}.{line}"
         shown = points.rename(columns={"count": "seeds"})[["name", x, "mean", "low", "high", "seeds"]]
         figure = _draw_curves(group, points, x, caption)
         return FigureWithData(stem, figure, caption, _in_order(group, shown))
@@ -115,13 +118,6 @@ def curve_drawings(groups: Sequence[Group], x: str = "round", stage: str | None 
 
 def _in_order(group: Group, frame: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values("name", key=lambda names: names.map(list(group.rows).index), kind="stable")
-
-
-def _caption(group: Group, points: pd.DataFrame, stage: str | None) -> str:
-    about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}."
-    seeds = points["count"].max()
-    band = "; band: lowest to highest seed" if has_bands(points["name"].nunique(), seeds) else ""
-    return about + (f" Line: mean over seeds{band}." if seeds > 1 else "")
 
 
 def _draw_curves(group: Group, points: pd.DataFrame, x: str, caption: str) -> Figure:

@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 from polyfed.escaping import html_text
+from polyfed.markup import details, preformatted
 from polyfed.places import without_places
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.client_scores import ABOUT, client_columns
@@ -89,7 +90,7 @@ def _section(section: ComparisonGroup) -> str:
     ]
     if len(section.clients):
         columns = client_columns(section.clients, section.score)
-        parts.append(_folded(section.score.of_it(ABOUT), html_table(columns)))
+        parts.append(details(section.score.of_it(ABOUT), html_table(columns)))
     parts += _confusions(group)
     parts += ["<h3>Rejected and lost work</h3>", _lost(group)]
     parts += ["<h3>Recipes, versions, commands</h3>", *_origin(group)]
@@ -105,7 +106,7 @@ def _confusions(group: Group) -> Iterator[str]:
                 names = run.result.class_names or list(map(str, range(len(counts))))
                 columns = [Column("true class", list(names), words=True)]
                 columns += [Column(to, [str(row[at]) for row in counts]) for at, to in enumerate(names[: len(counts)])]
-                yield _folded(
+                yield details(
                     f"Confusion of {name}, seed {run.seed}: test samples, by predicted class", html_table(columns)
                 )
 
@@ -132,11 +133,11 @@ def _origin(group: Group) -> Iterator[str]:
     """The comparisons that the runs are of, each row's recipe as its first seed has it, and all versions."""
     above = dict.fromkeys(folder for run in group.runs for folder in run.path.parents[:2])
     commands = dict.fromkeys(command for folder in above if (command := read_command(folder)["command"]))
-    yield from (f"<pre>{html_text(command)}</pre>" for command in commands)
+    yield from (preformatted(command) for command in commands)
     for name, runs in group.rows.items():
         if not runs[0].recipe.is_empty:
             text = without_places((runs[0].path / "recipe.toml").read_text(encoding="utf-8"))
-            yield _folded(f"Recipe of {name}", f"<pre>{html_text(text)}</pre>")
+            yield details(f"Recipe of {name}", preformatted(text))
     versions: dict[str, Counter[str]] = {}
     for run in group.runs:
         for key, value in run.result.versions.items():
@@ -153,10 +154,6 @@ def _origin(group: Group) -> Iterator[str]:
 
 def _list(texts: Iterable[str]) -> str:
     return f"<ul>{''.join(f'<li>{html_text(text)}</li>' for text in texts)}</ul>"
-
-
-def _folded(title: str, inside: str) -> str:
-    return f"<details><summary>{html_text(title)}</summary>{inside}</details>"
 
 
 def _image(file: Path) -> str:

@@ -129,19 +129,6 @@ def wrapped(text: str, width: int) -> str:
     return textwrap.fill(visible(text), width, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def wrap_columns(columns: Sequence[Column], width: int, leading: int = 1) -> list[list[Column]]:
-    """A table cut into blocks that fit, each with the `leading` columns, which say what a row is, in front."""
-    front = list(columns[:leading])
-    blocks: list[list[Column]] = []
-    for column in columns[leading:]:
-        others = [*blocks[-1], column] if blocks else []
-        # with the names wrapped as tightly as is still readable, and two blanks between columns
-        if not others or min(others[0].width, _NAME) + sum(one.width + 2 for one in others[1:]) > width:
-            blocks.append([*front])
-        blocks[-1].append(column)
-    return blocks
-
-
 def render_text(columns: Sequence[Column], width: int) -> str:
     """Aligned lines; the names, in front, wrapped where that makes the block fit `width`."""
     columns = [replace(column, cells=[visible(cell) for cell in column.cells]) for column in columns]
@@ -171,5 +158,16 @@ def render_text(columns: Sequence[Column], width: int) -> str:
 
 
 def text_blocks(columns: Sequence[Column], width: int, leading: int = 1) -> str:
-    """A table in as many blocks, one under the other, as make it fit."""
-    return "\n\n".join(render_text(block, width) for block in wrap_columns(columns, width, leading))
+    """A table cut into blocks that fit, one under the other.
+
+    Args:
+        leading: how many columns say what a row is; they stand in front of each block.
+    """
+    blocks: list[list[Column]] = []
+    for column in columns[leading:]:
+        others = [*blocks[-1], column] if blocks else []
+        # with the names wrapped as tightly as is still readable, and two blanks between columns
+        if not others or min(others[0].width, _NAME) + sum(one.width + 2 for one in others[1:]) > width:
+            blocks.append(list(columns[:leading]))
+        blocks[-1].append(column)
+    return "\n\n".join(render_text(block, width) for block in blocks)

@@ -61,18 +61,14 @@ def pairs_of(found: Sequence[_Alike]) -> pd.DataFrame:
     architecture_b, cka.
     """
     lines = [
-        (one.run.name, one.run.seed, layer, *_pair(one.clients[b], one.clients[a]), float(matrix[a, b]))
+        (one.run.name, one.run.seed, layer, a.client, b.client, a.architecture, b.architecture, float(matrix[k, i]))
         for one, layers in found
         for layer, matrix in layers.items()
-        for a in range(len(matrix))
-        for b in range(a)
+        for k, b in enumerate(one.clients)
+        for i, a in enumerate(one.clients[:k])
     ]
     about = ["name", "seed", "layer", "client_a", "client_b", "architecture_a", "architecture_b", "cka"]
     return pd.DataFrame(lines, columns=about)
-
-
-def _pair(one: ClientRef, other: ClientRef) -> tuple[int, int, str, str]:
-    return one.client, other.client, one.architecture, other.architecture
 
 
 # drawing --------------------------------------------------------------------------------------------------------------

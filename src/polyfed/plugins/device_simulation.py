@@ -196,25 +196,27 @@ class DeviceSimulation(Plugin):
 
     def _exclude_oversized(self, setup: Setup) -> None:
         """Leave out, or refuse, those whose network does not fit their device."""
-        needs, networks, variants = estimate_memory(setup)
-        wide = [number for number, need in enumerate(needs) if need > self.profile(number).memory_bytes]
+        networks = estimate_memory(setup)
+        wide: dict[int, str] = {}  # their variants
         kinds: dict[str, list[int]] = {}
-        for number in wide:
-            has = human_bytes(self.profile(number).memory_bytes)
-            takes = human_bytes(needs[number])
-            kinds.setdefault(f"{self.names[number]}, {has}: {networks[number]} takes {takes}", []).append(number)
+        for number, (name, variant, takes) in enumerate(networks):
+            has = self.profile(number).memory_bytes
+            if takes > has:
+                wide[number] = variant
+                kind = f"{self.names[number]}, {human_bytes(has)}: {name} takes {human_bytes(takes)}"
+                kinds.setdefault(kind, []).append(number)
         oversized = "; ".join(f"{', '.join(map(str, who))} ({what})" for what, who in kinds.items())
         if wide and self.settings.on_out_of_memory == "refuse":
             raise ConfigError(
                 f"devices: expected networks that fit the clients' memory, got {len(wide)} that do not: clients "
                 f"{oversized}; give them smaller networks or batches, or set devices.on_out_of_memory = 'leave out'"
             )
-        if len(wide) == len(needs):
+        if len(wide) == len(networks):
             raise ConfigError(
                 f"devices: expected a client whose network fits its memory, got none: clients {oversized}"
             )
         self.excluded = frozenset(wide) - setup.held_out  # they are in no round anyway, and scored otherwise
-        setup.excluded.update({number: variants[number] for number in sorted(self.excluded)})
+        setup.excluded.update({number: wide[number] for number in sorted(self.excluded)})
 
 
 @dataclass
@@ -227,17 +229,15 @@ class _Clock:
     operations: dict[int, int] = field(default_factory=dict)
 
 
-def estimate_memory(setup: Setup) -> tuple[list[int], list[str], list[str]]:
-    """Bytes that each client's network takes in training (`training_memory`), the network's name, and its variant.
+def estimate_memory(setup: Setup) -> list[tuple[str, str, int]]:
+    """Each client's network: its name, its variant, and the bytes that it takes in training (`training_memory`).
 
     What stands beside a client's own network counts as well; what a method holds beside networks does not.
     """
     method = setup.method
     model_factory = setup.model_factory
     known: dict[str, int] = {}
-    needs = []
-    names = []
-    variants = []
+    found = []
     auxiliary = model_factory.auxiliary_model if model_factory.together else ""
     for client in setup.clients:
         variant = method.variant(setup.preview, client.id)
@@ -247,7 +247,5 @@ def estimate_memory(setup: Setup) -> tuple[list[int], list[str], list[str]]:
             known[name] = training_memory(client, own)
             if auxiliary:
                 known[name] += training_memory(client, model_factory.module(auxiliary, alone=True))
-        needs.append(known[name])
-        names.append(name)
-        variants.append(variant)
-    return needs, names, variants
+        found.append((name, variant, known[name]))
+    return found

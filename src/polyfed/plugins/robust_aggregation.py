@@ -55,7 +55,6 @@ from polyfed.plugins.upload_segments import (
 _FEW = 3  # below so many nobody can be outvoted
 _DEFAULT = RobustAggregation().max_magnitude
 _LARGEST_SQUARE = torch.finfo(torch.float32).max ** 2
-_BY_COORDINATE = ("median", "trimmed_mean")
 
 
 @dataclass
@@ -78,12 +77,26 @@ class RobustAggregator(Plugin):
 
     def validate(self, setup: Setup) -> None:
         """A rule can be applied to what the method uploads."""
-        if setup.method.is_alone and (self.settings.aggregator != "none" or self.settings.max_update_norm):
+        method = setup.method
+        rule = self.settings.aggregator
+        if method.is_alone and (rule != "none" or self.settings.max_update_norm):
             raise ConfigError(
-                f"{setup.method.name}, alone: expected no [robust_aggregation], got one, which holds clients' uploads "
+                f"{method.name}, alone: expected no [robust_aggregation], got one, which holds clients' uploads "
                 "to one another where no client has others beside it"
             )
-        check_rule(setup.method, self.settings.aggregator)
+        if rule == "none" or not has_upload(method):
+            return
+        for entry, reason in method.fixed_entries.items():
+            raise ConfigError(
+                f"robust_aggregation.aggregator: expected uploads that can be held to one another, got {method.name}, "
+                f"which sends '{entry}': {reason}; with aggregator 'none' max_update_norm still holds"
+            )
+        if rule in ("median", "trimmed_mean") and method.unaligned_entries:
+            raise ConfigError(
+                f"robust_aggregation.aggregator: expected 'geometric_median', 'multi_krum' or 'norm_clipping' for "
+                f"{method.name}, got '{rule}', which goes number by number: in '{method.unaligned_entries[0]}', "
+                "features of the clients' own networks, a number means something else at every client"
+            )
 
     def receive(self, round: Round, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
         """As they are, or refused. What lies on a GPU is not looked at where it is known to be small enough."""
@@ -123,25 +136,6 @@ class RobustAggregator(Plugin):
             return {}
         done = round.notes.get(self.name, DefenseLog())
         return {self.name: {**vars(done), "left_out": sorted(done.left_out)}}
-
-
-def check_rule(method: Method, rule: str) -> None:
-    """Whether a rule can be applied to what the method uploads; see `RobustAggregator.validate`."""
-    if rule == "none" or not has_upload(method):
-        return
-    name = method.name
-    for entry, reason in method.fixed_entries.items():
-        raise ConfigError(
-            f"robust_aggregation.aggregator: expected uploads that can be held to one another, got {name}, "
-            f"which sends '{entry}': {reason}; with aggregator 'none' max_update_norm still holds"
-        )
-    if rule in _BY_COORDINATE and method.unaligned_entries:
-        raise ConfigError(
-            f"robust_aggregation.aggregator: expected 'geometric_median', 'multi_krum' or 'norm_clipping' for {name}, "
-            f"got '{rule}', which goes number by number: in "
-            f"'{method.unaligned_entries[0]}', features of the clients' own networks, a number means something "
-            "else at every client"
-        )
 
 
 def rejection_reason(

@@ -27,6 +27,7 @@ M: its networks have 1000 rows in the head whatever the number of classes, as `r
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,11 +51,6 @@ _LEAST = 8  # pixels a side; below it the last stages would see nothing but padd
 
 
 Norm = Callable[[int], nn.Module]  # number of channels -> layer
-
-
-def group_norm(channels: int) -> nn.Module:
-    """GroupNorm of four groups."""
-    return nn.GroupNorm(_GROUPS, channels)
 
 
 class BasicBlock(nn.Module):
@@ -206,7 +202,14 @@ for _depth, _blocks in BLOCKS.items():
 for _depth, _blocks in BLOCKS.items():
     _register(_FEDIN_HALF, f"resnet{_depth}-half", _blocks, _HALVES)
 for _depth, _few in _SMALL_BLOCKS.items():
-    _register(_GROUP_NORM, f"resnet{_depth}-gn", _few, _SMALL_WIDTHS, cifar=True, norm=group_norm)
+    _register(
+        _GROUP_NORM,
+        f"resnet{_depth}-gn",
+        _few,
+        _SMALL_WIDTHS,
+        cifar=True,
+        norm=functools.partial(nn.GroupNorm, _GROUPS),
+    )
 register(
     "resnet152-preact", _preact, _PREACT, "Bottleneck blocks 3 8 36 3 with BatchNorm first, 3 x 3 stem without pool."
 )

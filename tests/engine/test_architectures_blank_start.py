@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -12,25 +11,6 @@ from polyfed.core.client import Client
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.server import Server
 from polyfed.methods import FedAvg
-from polyfed.testing import ConformanceKit
-
-
-@pytest.mark.parametrize("blank", [True, False])
-def test_a_start_that_nobody_reads_is_not_drawn(blank: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That it makes no difference is asked of every method by the conformance kit."""
-    owners: list[Any] = []
-    initial = ModelFactory.initial_state
-
-    def counted(
-        self: ModelFactory, architecture: str, variant: str = "", owner: Any = None, *rest: Any, **how: Any
-    ) -> Any:
-        owners.append(owner)
-        return initial(self, architecture, variant, owner, *rest, **how)
-
-    monkeypatch.setattr(ModelFactory, "initial_state", counted)
-    monkeypatch.setattr(FedAvg, "ignores_initial_weights", blank)
-    ConformanceKit(method=FedAvg()).run()
-    assert any(isinstance(owner, int) for owner in owners) != blank
 
 
 def test_a_receive_or_broadcast_of_ones_own_says_so_anew() -> None:

@@ -16,8 +16,7 @@ import polyfed as pf
 from polyfed.core.client import to_float
 from polyfed.data.datasets import load_dataset
 from polyfed.engine import device as room
-from polyfed.engine.device import device_name, parse_device
-from polyfed.engine.run import environment_versions
+from polyfed.engine.device import parse_device
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.registry import METHODS
@@ -211,11 +210,3 @@ def test_a_device_that_is_not_here(
     said = refusal(lambda: parse_device(name))
     assert says in said
     assert len(said) < 400
-
-
-def test_a_result_names_the_device_unless_it_is_a_cpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "device" not in environment_versions(torch.device("cpu"))
-    assert environment_versions(torch.device("mps"))["device"] == "mps"
-    machine(version="2.13.0+cu130", cuda="13.0", gpus=1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Card {device.index}")
-    assert device_name(torch.device("cuda:1")) == "Card 1"

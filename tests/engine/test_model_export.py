@@ -108,7 +108,7 @@ def gives(federation: Federation, run: Run) -> list[str]:
 
 def judged(said: pf.Predictions, rows: Any) -> float:
     """The accuracy, or the RMSE, on these rows."""
-    if said.scale is None:
+    if said.model.scale is None:
         return float((said.classes == rows.y).double().mean())
     error = said.values - rows.scale.restored(rows.y)
     return float((error**2).mean().sqrt())

@@ -12,17 +12,14 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State, flatten, get_group
+from polyfed.core.message import Message, get_group
 from polyfed.core.method import Context, Exchange, Method, Phase, TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
-from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
-from polyfed.engine.wire import decode, encode
-from polyfed.engine.work_in_flight import WorkInFlight, describe, restore
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
 from polyfed.plugins.availability import ClientAvailability
@@ -227,29 +224,6 @@ def test_what_cannot_be_is_said_before_round_1(tmp_path: Path, settings: dict[st
     with pytest.raises(ConfigError, match=line):
         federation(Local(), Availability(**settings), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_work_is_the_same_after_a_checkpoint() -> None:
-    made = ConformanceKit(method=FedAvg()).usual.federation(FedAvg())
-    made.run()
-    row = made.clients[1].weights
-    assert row is not None
-    upload: Message = {"model": {"a.b": torch.ones(2)}, "n": torch.tensor(7)}
-    state: State = {"c": torch.arange(3)}
-    work = [
-        WorkInFlight(4, 0.1 + 0.2, JobResult(1, upload, row, state, TrainingResult())),
-        WorkInFlight(5, 1e-9, JobResult(0, {}, None, {}, TrainingResult(), refused="not finite")),
-    ]
-    first, second = restore(decode(encode(describe(work))), made.store)
-    assert (first.client_id, first.round, first.seconds) == (1, 4, 0.1 + 0.2)
-    assert first.result.counts
-    assert difference(flatten(first.result.message), flatten(upload)) is None
-    assert difference(flatten(first.result.state), flatten(state)) is None
-    assert first.result.weights is not None
-    assert difference(dict(first.result.weights), dict(row)) is None
-    assert (second.client_id, second.round, second.seconds, second.result.refused) == (0, 5, 1e-9, "not finite")
-    assert not second.result.counts
-    assert second.result.weights is None
 
 
 # the final round ---------------------------------------------------------------------------------------------------

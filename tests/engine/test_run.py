@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -90,18 +88,6 @@ def test_what_is_no_logger_is_refused(given: object, says: str) -> None:
         federation(loggers=[given])
 
 
-def test_a_federation_its_clients_its_run_and_history_say_what_they_are(tmp_path: Path) -> None:
-    fed = federation(rounds=2, out=tmp_path / "run")
-    assert repr(fed) == "Federation(local, 3 clients with 2 architectures, own data, 2 rounds, seed 0)"
-    assert repr(fed.clients[0]) == "Client(0, Linear, 14 training, 6 test samples)"
-    run = fed.run()
-    first, last = (record["accuracy"]["personal"]["mean"] for record in run.history)
-    shown = f"Run(local, 2 rounds: accuracy {last:.4f} (personal), 0 bytes up, 0 down, in {tmp_path / 'run'})"
-    assert repr(run) == shown
-    assert repr(run.history) == f"History(2 rounds: accuracy {first:.4f} to {last:.4f} (personal))"
-    assert repr(History()) == "History(0 rounds)"
-
-
 # figures of one's own
 
 
@@ -158,16 +144,3 @@ def test_a_figure_that_fails_names_itself() -> None:
 
     with pytest.raises(RunError, match="metric 'mine': ValueError: no such class"):
         federation(metrics={"mine": fails}).run()
-
-
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=LINUX)])
-def test_processor_time_is_of_the_run_and_its_workers(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes on by a second whenever it is read: twice for a round and for each answer of a worker."""
-    monkeypatch.setattr(time, "process_time", itertools.count().__next__)
-    run = federation(executor="serial" if workers == 1 else "processes", workers=workers).run()
-    answers = 0 if workers == 1 else 3 + 2  # training, then the scores of those with test rows
-    assert [record["processor_seconds"] for record in run.history] == pytest.approx([1 + answers] * 2)
-    assert run.result["processor_seconds"] == pytest.approx(2 * (1 + answers))

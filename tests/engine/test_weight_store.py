@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from polyfed.core.modules import StateIndex
 from polyfed.core.settings import Training
 from polyfed.engine import checkpoint, weight_store
 from polyfed.engine.snapshot import Snapshot, take_snapshot
-from polyfed.engine.weight_store import RowLayout, WeightStore
+from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import RunError
 from polyfed.methods import FedAvg
 from polyfed.testing import ConformanceKit
@@ -70,25 +68,6 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 # a row ------------------------------------------------------------------------------------------------------------
-
-
-def test_what_lies_where_in_a_row() -> None:
-    network = Tied()
-    layout = RowLayout.of(network.state_dict())
-    assert list(layout.places) == list(network.state_dict())
-    assert layout.places["first.weight"] == layout.places["second.weight"], "tied tensors lie there once"
-    places = set(layout.places.values())
-    assert all(place.begin % 64 == 0 for place in places)
-    assert layout.nbytes % 64 == 0
-    spans = sorted((p.begin, p.begin + p.dtype.itemsize * torch.Size(p.shape).numel()) for p in places)
-    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans)), "no two overlap"
-    assert {name for name, p in layout.places.items() if p.begin >= 4 * layout.floats} == {
-        "norm.num_batches_tracked",
-        "short",
-    }
-    assert layout.places["conv.weight"].stride == network.conv.weight.stride() != (27, 9, 3, 1)
-    read = RowLayout.read(json.loads(json.dumps(layout.described())))
-    assert (read.places, read.floats, read.nbytes) == (layout.places, layout.floats, layout.nbytes)
 
 
 def test_a_row_reads_like_the_weights_that_it_was_given(kind: str) -> None:

@@ -198,12 +198,6 @@ def same_end(one: Federation, other: Federation) -> None:
     assert one.history[-1]["accuracy_by_predictor"] == other.history[-1]["accuracy_by_predictor"]
 
 
-@pytest.mark.slow
-def test_pooled_does_as_well_in_processes(done: Federation) -> None:
-    asked = pooled(recipe(training={"rounds": 2, "batch_size": 10, "lr": 0.1}))
-    same_end(done, run(asked.with_run(executor="processes", workers=2)))
-
-
 def test_rows_of_pooled_data_are_of_the_best_round_where_a_run_stops_early(tmp_path: Path) -> None:
     """The rate is such that the second round is worse than the first."""
     asked = pooled(recipe(training={"rounds": 9, "lr": 1.0}, evaluation={"patience": 1}))

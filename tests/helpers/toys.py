@@ -23,6 +23,7 @@ from polyfed.engine.executors.client_work import working_copy
 from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
+from polyfed.models import zoo
 from polyfed.models.split import SequentialSplit, SplitModel
 
 INPUTS, CLASSES = 4, 3
@@ -258,6 +259,12 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "deep-bn": lambda: net(depth=3, batchnorm=True),
     "dropout": lambda: net(batchnorm=True, dropout=0.4),
 }
+
+
+def zoo_weights(name: str) -> dict[str, Tensor]:
+    """The tensors of a network of the zoo for CIFAR-10's images, without memory."""
+    with torch.device("meta"):
+        return zoo.build(name, (3, 32, 32), 10).state_dict()
 
 
 def worker(fed: Federation, number: int, round: int = 1, weights: Mapping[str, Tensor] | None = None) -> Client:

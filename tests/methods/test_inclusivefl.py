@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.methods import InclusiveFL
 from polyfed.methods.inclusivefl import last_blocks
-from polyfed.models import zoo
 from polyfed.testing import Reduction
 from polyfed.testing.fixtures import draw, tiny_model
 from tests.helpers import oracles
 from tests.helpers.quick import others_slow
-from tests.helpers.toys import numpy_mean, rounds
+from tests.helpers.toys import numpy_mean, rounds, zoo_weights
 
 NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(5)}
 ALL = ["blocks2", "blocks4", "blocks1", "blocks2", "blocks4"]  # last blocks: 0 of blocks1, 1 of blocks2
@@ -100,11 +98,6 @@ def test_rounds_by_hand(beta, local_last):
                 np.testing.assert_allclose(value.numpy(), reference.w[ALL[i]][name], atol=5e-6, err_msg=name)
         answered = {i: m["model"] for i, m in round.up.items() if not lose(number, i)}
         reference.round(answered, ALL, SIZES)
-
-
-def zoo_weights(name):
-    with torch.device("meta"):
-        return zoo.build(name, (3, 32, 32), 10).state_dict()
 
 
 def test_last_blocks_of_the_resnets():

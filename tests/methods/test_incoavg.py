@@ -10,10 +10,9 @@ from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.methods import InCoAvg, incoavg
 from polyfed.methods.incoavg import correct_updates, shallow_references
-from polyfed.models import zoo
 from polyfed.testing.fixtures import draw, tiny_model
 from tests.helpers import oracles
-from tests.helpers.toys import moved, numpy_mean, rounds, shared
+from tests.helpers.toys import moved, numpy_mean, rounds, shared, zoo_weights
 
 NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(4)}
 CONV = "intermediate.block{}.conv.weight"
@@ -82,11 +81,6 @@ def test_a_kernel_without_an_update_is_left_alone():
     assert torch.equal(found[1, 1], g_k[1, 1])
     assert torch.equal(correct_updates(g_k, 0 * g_0), g_k)
     assert found.dtype == g_k.dtype
-
-
-def zoo_weights(name):
-    with torch.device("meta"):
-        return zoo.build(name, (3, 32, 32), 10).state_dict()
 
 
 def test_references_of_a_resnet_are_the_first_blocks_second_convolution():

@@ -86,10 +86,10 @@ def estimate_costs(federation: Federation) -> CostEstimate:
     final = method.final_exchanges()
     for number in range(1, rounds + (2 if final else 1)):
         present = federation.present(number)
-        if number > rounds:
-            exchanges, place, share = final, 2, 1.0
-        else:
-            exchanges, place, share = method.exchanges(number), min(number, 2) - 1, _asked(federation, len(present))
+        is_final = number > rounds
+        exchanges = final if is_final else method.exchanges(number)
+        share = 1.0 if is_final else _asked(federation, len(present))
+        place = 2 if is_final else min(number, 2) - 1
         for client_id in present:
             network = mine[client_id]
             steps = trial.steps(federation.clients[client_id], exchanges)

@@ -123,25 +123,28 @@ class Pooled(Local):
     """
 
     name = "local"  # by which a recipe makes it again
+    rows: Sequence[Tensor]
+    shifts: Sequence[Tensor]
+    most: int
 
     def __init__(self, rows: Sequence[Tensor], shifts: Sequence[Tensor], most: int) -> None:
         super().__init__()
-        vars(self).update(rows=rows, shifts=shifts, most=most)
+        vars(self).update(rows=rows, shifts=shifts, most=most)  # hyperparameters are frozen, and so is what has them
 
     @property
     def alternative_predictors(self) -> Mapping[str, Method]:
-        by_shares = {"shares": ByShares()} if vars(self)["shifts"] else {}
+        by_shares = {"shares": ByShares()} if self.shifts else {}
         return {**by_shares, "tuned": Tuned()}
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         """Before the first round's training every client notes its shares."""
-        notes = round == 1 and vars(self)["shifts"]
+        notes = round == 1 and self.shifts
         return (Exchange(_SHARES, trains=False), Exchange()) if notes else (Exchange(),)
 
     def final_exchanges(self) -> Sequence[Exchange]:
         """An epoch on the client's own rows in each exchange; then the pooled weights again."""
         epoch = (Phase(1, rows="rows"),)
-        tuning = (Exchange(f"{_TUNE}{number}", "all", phases=epoch) for number in range(1, vars(self)["most"] + 1))
+        tuning = (Exchange(f"{_TUNE}{number}", "all", phases=epoch) for number in range(1, self.most + 1))
         return (*tuning, Exchange(_RESTORE, "all", trains=False))
 
     # server ------------------------------------------------------------------------------------------------
@@ -162,7 +165,7 @@ class Pooled(Local):
             found[name] = sign * total / max(rows, 1)
         if server.exchange == _RESTORE and rows:
             server.log["validation"] = _as_score(found["total"], server.classes)
-            if vars(self)["shifts"]:
+            if self.shifts:
                 server.log["validation_by_shares"] = _as_score(found["by_shares"], server.classes)
         if not server.exchange.startswith(_TUNE):
             return
@@ -182,7 +185,7 @@ class Pooled(Local):
         if client.exchange == "train":
             return {}
         if client.exchange == _SHARES:
-            client.state["shift"] = vars(self)["shifts"][client.id]
+            client.state["shift"] = self.shifts[client.id]
             return {}
         weights = {name: tensor.detach().clone() for name, tensor in client.model.state_dict().items()}
         client.state.setdefault(_POOLED, weights)
@@ -191,14 +194,14 @@ class Pooled(Local):
         if client.exchange == _RESTORE:
             load_state(client.model, get_group(client.state, _POOLED))
             del client.state[_POOLED]
-        return {"rows": vars(self)["rows"][client.id]}
+        return {"rows": self.rows[client.id]}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         """In the final round: on validation rows, how many are right, or the sum of squared errors."""
         if client.exchange != _RESTORE and not client.exchange.startswith(_TUNE):
             return {}
         found = {"total": _on_validation(client, self), "n": torch.tensor(len(client.data.validation))}
-        if client.exchange == _RESTORE and vars(self)["shifts"]:
+        if client.exchange == _RESTORE and self.shifts:
             found["by_shares"] = _on_validation(client, ByShares())
         return found
 

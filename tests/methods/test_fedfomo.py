@@ -20,13 +20,9 @@ from tests.helpers import oracles
 from tests.helpers.toys import NETS, Round, model_with, rounds, same, samples
 
 
-def members(architectures: list[str], sizes: list[int] | int = 10, held: int = 9) -> list[Client]:
+def members(architectures: list[str]) -> list[Client]:
     """Clients with validation rows; whose classes differ."""
-    counts = [sizes] * len(architectures) if isinstance(sizes, int) else sizes
-    return [
-        Client(a, samples(n, i), samples(6, 100 + i), samples(held, 200 + i))
-        for i, (a, n) in enumerate(zip(architectures, counts, strict=True))
-    ]
+    return [Client(a, samples(10, i), samples(6, 100 + i), samples(9, 200 + i)) for i, a in enumerate(architectures)]
 
 
 def loss_of(architecture: str, weights: Any, client: Client) -> float:

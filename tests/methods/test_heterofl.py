@@ -19,10 +19,8 @@ from tests.helpers.slices import order_of, prefix, rounds, small
 from tests.helpers.toys import CLASSES, clients, federation, moved, samples
 
 
-def rounds_of(method, kind="shallow", count=3, labels=None, sizes=(8, 12, 16), **options):
-    members = clients([kind] * count, list(sizes[:count]))
-    if labels is not None:
-        members = [Client(kind, samples(n, i, own)) for i, (n, own) in enumerate(zip(sizes, labels, strict=True))]
+def rounds_of(method, kind, labels=((0, 1, 2),) * 3, sizes=(8, 12, 16), **options):
+    members = [Client(kind, samples(n, i, own)) for i, (n, own) in enumerate(zip(sizes, labels, strict=True))]
     return rounds(method, members, **options), members
 
 

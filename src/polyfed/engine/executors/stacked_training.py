@@ -25,7 +25,7 @@ from polyfed.core.modules import trainable_parameters
 from polyfed.engine.executors.recorded_step import Recordings
 from polyfed.engine.executors.stack_data import ClientProgress, PhaseData, StackState, with_room
 from polyfed.engine.executors.stack_trial import padding_changes_nothing
-from polyfed.engine.executors.stacked_loss import StackedContext, StackedLoss, Tensors, structure, without_values
+from polyfed.engine.executors.stacked_loss import StackedContext, StackedLoss, Tensors, structure
 from polyfed.engine.local_training import train_only
 from polyfed.functional.device_copies import move_mappings
 
@@ -35,7 +35,7 @@ class StackedClients:
 
     Args:
         clients: K, whose `loss_context` have one `structure`. tensors: their networks', (K, ...) by name, trained in
-            place. method: whose loss. template: the network; what it holds means nothing.
+            place. loss: of the method. template: the network; what it holds means nothing.
         label: the network and the exchange, for what is known of them: recordings of their steps; and `fills`, whether
             rows of weight 0 change nothing, by phase and entries of the context.
     """
@@ -44,7 +44,7 @@ class StackedClients:
         self,
         clients: Sequence[Client],
         tensors: Tensors,
-        method: Method,
+        loss: StackedLoss,
         template: nn.Module,
         label: Hashable,
         recordings: Recordings,
@@ -52,7 +52,7 @@ class StackedClients:
     ) -> None:
         self.tensors, self.template, self.label = tensors, template.train(), label
         self.recordings, self.fills = recordings, fills
-        self.loss = StackedLoss(method, without_values(template))
+        self.loss = loss
         self.device = next(iter(tensors.values())).device
         self.progresses = [ClientProgress(client, place) for place, client in enumerate(clients)]
         self.linear = {f"{name}.weight" for name, each in template.named_modules() if isinstance(each, nn.Linear)}

@@ -16,7 +16,7 @@ from polyfed.engine.executors.client_work import ClientWork, run_job
 from polyfed.engine.executors.executor import Done, Executor, ExecutorSetup
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.executors.recorded_step import Recordings
-from polyfed.engine.executors.stacked_loss import Tensors, own_tensors, structure
+from polyfed.engine.executors.stacked_loss import StackedLoss, Tensors, own_tensors, structure, without_values
 from polyfed.engine.executors.stacked_training import StackedClients, loss_context
 from polyfed.engine.local_training import contexts_on
 from polyfed.errors import ConfigError, RunError, kind_and_line
@@ -45,6 +45,7 @@ class VectorizedExecutor(Executor):
         self._prepares: list[object] = []
         self._refused: dict[Hashable, str] = {}  # why clients train one after the other
         self._recordings = Recordings()
+        self._losses: dict[Hashable, StackedLoss] = {}  # by label, as copying a network takes a while
         self._fills: dict[Hashable, bool] = {}  # see `StackedClients`
 
     @classmethod
@@ -170,7 +171,9 @@ class VectorizedExecutor(Executor):
         seed_global_rng(derive_seed(clients[0].seed, "layers", job.exchange.name, job.round, *numbers))
         known = (label, self._recordings, self._fills)
         try:
-            trained = StackedClients(clients, tensors, self.setup.method, template, *known).train(phases)
+            if label not in self._losses:
+                self._losses[label] = StackedLoss(self.setup.method, without_values(template.train()))
+            trained = StackedClients(clients, tensors, self._losses[label], template, *known).train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
         except Exception as error:  # also one of the method's own, which shows when the client trains alone

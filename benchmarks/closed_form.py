@@ -27,7 +27,7 @@ from polyfed.experiments.build import build_federation
 from polyfed.functional import class_statistics
 from polyfed.functional.class_statistics import sum_rows
 from polyfed.functional.closed_forms import discriminant
-from polyfed.functional.random_features import draw_map
+from polyfed.functional.feature_maps.feature_map import draw_map
 
 _MIB = 2**20
 

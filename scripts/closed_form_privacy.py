@@ -31,7 +31,7 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.engine.privacy_ledger import package
 from polyfed.experiments.build import build_federation
 from polyfed.functional import class_statistics, closed_forms, noisy_sums
-from polyfed.functional.random_features import FeatureMap, draw_map
+from polyfed.functional.feature_maps.feature_map import FeatureMap, draw_map
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {  # name -> recipe, settings, seeds; the first two are those of suites/small

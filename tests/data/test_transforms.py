@@ -7,10 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
+from polyfed.data.augmentation import augment, augmentation
 from polyfed.data.dataset import public_inputs
 from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.samples import LabeledSamples
-from polyfed.data.transforms import Prepare, augment, augmentation, convert_channels, resize
+from polyfed.data.transforms import Prepare, convert_channels, resize
 from polyfed.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from polyfed.core.client import Client
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
-from polyfed.data.transforms import augment
+from polyfed.data.augmentation import augment
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import class_weights, phase_data, poisson_batches, train
 from polyfed.errors import ConfigError, RunError

@@ -15,6 +15,7 @@ from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.core.message import State, from_bytes, get_group, nbytes, to_bytes
 from polyfed.core.method import TrainingResult
+from polyfed.core.randomness import generator
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy
 from polyfed.data.samples import LabeledSamples, TableColumns
@@ -24,7 +25,7 @@ from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 from polyfed.functional.class_statistics import sum_rows
 from polyfed.functional.closed_forms import discriminant
-from polyfed.functional.random_features import FeatureMap
+from polyfed.functional.feature_maps.feature_map import FeatureMap, draw_map
 from polyfed.methods import ClosedForm, Local
 from polyfed.plugins.privacy import UploadPrivacy
 from tests.helpers import oracles, regression
@@ -68,6 +69,30 @@ def test_sums_go_up_once_and_the_solution_comes_down_when_it_changes() -> None:
     close(solved(third), solved(first))
     drawn = first.states[0]["map"]
     assert all(torch.equal(state["map"][name], drawn[name]) for state in first.states.values() for name in drawn)
+
+
+def test_a_row_counts_with_the_mean_over_its_views() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (12, 1, 8, 8), generator=g, dtype=torch.uint8)
+    y = torch.arange(12) % CLASSES
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
+    training = pf.Training(rounds=1, augmentation="crop-flip")
+
+    def run(method: ClosedForm) -> State:
+        fed = pf.Federation([Client(network, (x, y), (x, y))], method, training)
+        fed.run()
+        return fed.server.state
+
+    padded = torch.nn.functional.pad(x, (4, 4, 4, 4))
+    crops = [padded[:, :, a : a + 8, b : b + 8] for a, b in ((4, 4), (2, 2), (2, 6), (6, 2), (6, 6))]
+    rows = torch.cat([*crops, *(crop.flip(3) for crop in crops)])
+    phi = draw_map(rows[:1].float(), 20, generator(0, "random features"))
+    expected = sum_rows(phi(rows / 255), y.repeat(10), CLASSES)
+    sums = get_group(run(SMALL), "sums")
+    assert torch.equal(sums["counts"], y.bincount())
+    torch.testing.assert_close(sums["sums"], expected["sums"] / 10, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(sums["products"], expected["products"] / 10, rtol=1e-9, atol=1e-9)
+    assert not torch.equal(get_group(run(replace(SMALL, views=False)), "sums")["sums"], sums["sums"])
 
 
 def test_who_was_not_heard_sends_again_and_everybody_gets_the_new_solution() -> None:
@@ -316,6 +341,6 @@ test_conformance = testing.conformance(
     # in round 2 W, b, counts and their number, and that the sums have come; the number comes back
     expected_bytes=lambda *_: (8 * (3 * 12 + 3 + 3 + 1) + 1, 8),
     counted="statistics",
-    no_effect={"keep_sums": "only the server keeps more"},
+    no_effect={"keep_sums": "only the server keeps more", "views": "nothing is augmented here"},
     skip={"missing_upload_is_not_zero": oracles.FEWER_VARY},
 )

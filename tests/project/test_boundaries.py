@@ -37,7 +37,15 @@ MAY_IMPORT = {
         *("plugins.settings", "errors", "model_groups", "own_methods", "places", "registry", "records", "validation"),
     },
     "core": {"models.split", "data.samples", "functional", "errors", "escaping", "validation"},
-    "building_blocks": {"core", "models.split", "data.samples", "functional", "errors", "validation"},
+    "building_blocks": {
+        "core",
+        "models.split",
+        "data.augmentation",
+        "data.samples",
+        "functional",
+        "errors",
+        "validation",
+    },
     "methods": {"building_blocks", "core", "functional", "errors", "validation"},
     "engine": {
         *("core", "data", "models", "functional", "validation", "errors", "escaping", "markup", "places"),

@@ -45,7 +45,7 @@ from polyfed.config.resolve import (
 )
 from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, Pretraining, RunSettings
 from polyfed.core.settings import Evaluation, Privacy, Settings, Training
-from polyfed.data.transforms import augmentation
+from polyfed.data.augmentation import augmentation
 from polyfed.engine.method_wrappers import adapted, alone, personalized
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.uploads import has_upload

@@ -15,8 +15,8 @@ from polyfed.core.message import get_group, get_tensor, numbers_of
 from polyfed.core.method import Batch, Context, Method, Phase, TrainingResult
 from polyfed.core.modules import as_split_model, cache_trainable
 from polyfed.core.optimizers import Optimizer
+from polyfed.data.augmentation import augmentation
 from polyfed.data.samples import LabeledSamples
-from polyfed.data.transforms import augmentation
 from polyfed.engine.dp_sgd import draws_of, per_sample_gradients
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import move_mappings, move_together

@@ -1,11 +1,13 @@
 """ClosedForm: one linear model on fixed random features, solved from sums that every client sends once
 (after Fed3R, ICML 2024, and AFL, CVPR 2025).
 
-phi: a map drawn from the run's seed, the same at every client and never sent (`functional.random_features`).
+phi: a map drawn from the run's seed, the same at every client and never sent (`functional.feature_maps`).
 client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S_k = sum of phi(x) phi(x)' over all rows
 server:          n, M, S = sums over the clients heard;  mu_c = M_c / n_c
                  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I
                  W = A^-1 mu',  b_c = - mu_c' W_c / 2
+views:           with training.augmentation phi(x) and phi(x) phi(x)' of a row are means over its views: the image and
+                 four shifts of it, each mirrored, too. n_k counts rows; a row still changes a sum by its norm at most.
 sent:            n_k, M_k / N_k, S_k / N_k: no number grows with the rows. The server multiplies by N_k again, and
                  leaves out sums that no rows can have; they are not sent again.
 prediction:      softmax(phi(x)' W + b + log pi),  pi: the client's own class shares, or the federation's
@@ -37,7 +39,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, get_group, get_tensor, members
 from polyfed.core.method import Context, Exchange, Exposed, Method, Requirements, TrainingResult, hyperparameters
@@ -48,7 +49,7 @@ from polyfed.core.upload_forms import Entry
 from polyfed.errors import ConfigError
 from polyfed.functional import class_statistics, closed_forms, noisy_sums
 from polyfed.functional.device_copies import in_float64
-from polyfed.functional.random_features import FeatureMap, draw_map
+from polyfed.functional.feature_maps.feature_map import FeatureMap, draw_map
 from polyfed.methods.building_blocks import sums_of_rows
 from polyfed.methods.building_blocks.sums_of_rows import times
 
@@ -57,6 +58,8 @@ from polyfed.methods.building_blocks.sums_of_rows import times
 class ClosedForm(Method):
     """A linear model on random features, solved at the server from sums."""
 
+    map: Literal["random"] = "random"  # phi, from inputs to features
+    views: bool = True  # rows count with the views of training.augmentation, where it is set
     features: Annotated[int, Field(ge=1)] = 576  # D, numbers that an input becomes; of texts, all words count
     shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.1  # s, how far the covariance is shrunk towards a multiple of I
     # class shares of the client's own rows, or of the "federation"'s; the other one is evaluated, too
@@ -68,6 +71,10 @@ class ClosedForm(Method):
         return (Exchange(trains=False),)
 
     def init_server(self, server: Server) -> None:
+        if not self.views and server.training.augmentation == "none":
+            raise ConfigError(
+                f"{self.name}: views = false does nothing without training.augmentation; leave it at true"
+            )
         if self.unit_features and not server.prepare(server.input_example).is_floating_point():
             raise ConfigError(f"{self.name}: expected inputs of floats with unit_features, got ids of words")
 
@@ -77,10 +84,8 @@ class ClosedForm(Method):
         if client.state.get("heard"):
             return {"holds": holds}
         phi = self._map_of(client)
-        train = client.data.train
-        phi_ND = inference.map_batches(phi, client.model, train, client.prepare).cpu()
         has_products = not client.classes or "words" not in phi.tensors
-        sums = class_statistics.sum_rows(phi_ND, train.y, client.classes, has_products)  # n_k, M_k, S_k
+        sums = sums_of_rows.sum_rows(client, phi, self.views, has_products)  # n_k, M_k, S_k
         return {"holds": holds, "sums": self._as_sent(client, sums)}
 
     def _map_of(self, client: Client) -> FeatureMap:

@@ -19,7 +19,7 @@ from polyfed.core.message import get_tensor
 from polyfed.core.method import Batch, Phase, StepResult
 from polyfed.core.optimizers import Optimizer
 from polyfed.core.settings import Training
-from polyfed.data.transforms import augmentation
+from polyfed.data.augmentation import augmentation
 from polyfed.engine.executors.stacked_loss import Tensors
 from polyfed.engine.local_training import class_weights, phase_data, shuffled_batches
 

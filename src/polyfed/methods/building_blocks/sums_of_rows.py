@@ -10,20 +10,24 @@ import functools
 import hashlib
 import hmac
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.message import Group, State, get_group, get_tensor, members, to_bytes
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Members, UploadContext, UpTo
+from polyfed.data.augmentation import augmentation
+from polyfed.functional import class_statistics
 from polyfed.functional.class_statistics import add
 from polyfed.functional.clipping import Normals
+from polyfed.functional.feature_maps.feature_map import count_features
 from polyfed.functional.noise import KeyedGaussian
-from polyfed.functional.random_features import count_features
 
 _MOST_WORDS = 2**20
 _AT_ONCE = 4096  # rows that are prepared at the same time
@@ -50,6 +54,39 @@ def form(known: UploadContext, name: str) -> Members:
     return Members({key: (entry,) for key, entry in entries.items()})
 
 
+def sum_rows(client: Client, phi: Callable[[Tensor], Tensor], use_views: bool, products: bool) -> dict[str, Tensor]:
+    """n_k, M_k and S_k of a client's training rows.
+
+    Args:
+        phi: prepared inputs to features (N, D). use_views: whether phi(x) and phi(x) phi(x)' of a row are means over
+            the views of `training.augmentation`. products: whether S_k is wanted.
+    """
+    views = _views(client) if use_views else [_as_it_is]
+    total: dict[str, Tensor] = {}
+    for view in views:
+        sums = _sum_view(client, phi, view, products)
+        total = add(total, sums) if total else sums
+    rows = {"counts": sums["counts"]}  # not of views
+    return {**times(total, 1 / len(views)), **rows}
+
+
+def _views(client: Client) -> list[Callable[[Tensor], Tensor]]:
+    augment = augmentation(client.training.augmentation)
+    return [_as_it_is] if augment is None else augment.views()
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def _sum_view(
+    client: Client, phi: Callable[[Tensor], Tensor], view: Callable[[Tensor], Tensor], products: bool
+) -> dict[str, Tensor]:
+    train = client.data.train
+    phi_ND = inference.map_batches(phi, client.model, train, lambda x: client.prepare(view(x))).cpu()
+    return class_statistics.sum_rows(phi_ND, train.y, client.classes, products)
+
+
 def times(sums: Group, factor: float) -> dict[str, Tensor]:
     """Sums of as many times the rows, but for their counts."""
     return {name: tensor if name == "counts" else tensor * factor for name, tensor in sums.items()}
@@ -64,7 +101,7 @@ def normals(client: Client, noise: float) -> Normals:
         draws = generator(client.seed, "noise on sums", client.id)
         return lambda shape: torch.randn(shape, generator=draws, dtype=torch.float64)
     train = client.data.train
-    facts = json.dumps([client.id, noise, client.classes]).encode()
+    facts = json.dumps([client.id, noise, client.classes, client.training.augmentation]).encode()
     rows = (to_bytes({"x": client.prepare(x)}) for x in train.x.split(_AT_ONCE))
     parts = (facts, to_bytes({"map": get_group(client.state, "map"), "y": train.y}), *rows)
     digests = b"".join(hashlib.sha256(part).digest() for part in parts)

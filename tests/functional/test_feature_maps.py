@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.functional.random_features import FeatureMap, count_features, draw_map
+from polyfed.functional.feature_maps.feature_map import FeatureMap, count_features, draw_map
 
 
 def stream(seed: int = 0) -> torch.Generator:

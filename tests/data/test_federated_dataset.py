@@ -208,6 +208,19 @@ def test_nobody_gets_the_first_rows_of_a_file(name: str, test: str) -> None:
     assert [ids(client.train) for client in again.clients] == [ids(client.train) for client in few[-1].clients]
 
 
+@pytest.mark.parametrize("split", ["official:4:1", "4:1:5"])
+def test_a_cap_of_labeled_rows_holds_before_they_are_split(split: str) -> None:
+    source = numbered(500, 100)
+    few, more, all_rows = (
+        deal(source, num_clients=2, partition="iid", split=split, max_rows_per_client=most) for most in (20, 60, None)
+    )
+    for small, large, whole in zip(few.clients, more.clients, all_rows.clients, strict=True):
+        assert (len(small.train), len(small.validation)) == (16, 4)
+        assert {*ids(small.train), *ids(small.validation)} < {*ids(large.train), *ids(large.validation)}
+        assert {*ids(large.train), *ids(large.validation)} < {*ids(whole.train), *ids(whole.validation)}
+        assert ids(small.test) == ids(whole.test)
+
+
 def test_clients_take_the_caps_of_a_list_in_turn() -> None:
     source = numbered(500, None)
     one, other, mixed = (

@@ -44,7 +44,7 @@ NO_TEXTS = "dataset 'digits' has no use for t"
 
 ALWAYS = {  # keys that act in every run, or are kept for whoever reads it
     "data": "dataset class_names limit_train label_space num_clients partition split test holdout "
-    "max_train_per_client max_test_per_client",
+    "max_rows_per_client max_train_per_client max_test_per_client",
     "models": "architectures feature_dim",
     "method": "name adapters",
     "training": "rounds client_fraction local_epochs batch_size optimizer lr lr_schedule weight_decay",

@@ -67,7 +67,7 @@ class FederatedDataset:
         classes: C; 0: numbers are predicted. Each client's are standardized by the mean and the deviation of its own
             training rows; those of the holdout and of a common test set are as they stand.
         source: what it was made from.
-        unused: rows of the source that no client has: assigned to none, or cut off by `max_train_per_client` and
+        unused: rows of the source that no client has: assigned to none, or cut off by `max_rows_per_client` and
             `max_test_per_client`.
         label_table: (K, C) int64 counts of the clients' training labels; (K, 1) where numbers are predicted.
         groups: of a deal by group, the values that each client holds; empty for other deals.
@@ -337,7 +337,8 @@ class _Deal:
             )
         halved = set(generators("halved").permutation(len(clients))[:count].tolist()) if count else set()
         capped = []
-        for client, rows in enumerate(clients):
+        for client, every in enumerate(clients):
+            rows = self._cap_labeled(client, every)
             most = min(len(rows.train), caps[client % len(caps)] or len(rows.train))
             if client in halved:
                 most = (most + 1) // 2
@@ -345,6 +346,17 @@ class _Deal:
             test = draw_rows(rows.test, self.strata, options.max_test_per_client, generators(f"cap test {client}"))
             capped.append(_ClientRows(train, rows.validation, test))
         return capped
+
+    def _cap_labeled(self, client: int, rows: _ClientRows) -> _ClientRows:
+        """Training and validation rows below their common cap, divided anew."""
+        labeled = np.sort(np.concatenate([rows.train, rows.validation]))
+        most = self.options.max_rows_per_client
+        if most is None or len(labeled) <= most:
+            return rows
+        kept = draw_rows(labeled, self.strata, most, self._generators(f"cap rows {client}"))
+        ratio = (self.ratio[0], self.ratio[1], 0)
+        train, validation, _ = split_rows(kept, self.strata, ratio, self._generators(f"split rows {client}"))
+        return _ClientRows(train, validation, rows.test)
 
 
 def _as_partition(found: Any) -> Partition:

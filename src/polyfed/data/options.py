@@ -174,6 +174,9 @@ class PartitionSettings(Settings):
     split: str = Field("8:1:1", description="train:validation:test, 'official' or 'official:train:validation'")
     test: Literal["local", "global"] = Field("local", description="whose test rows: each client's own, or one set")
     holdout: Annotated[int, Field(ge=0)] = Field(0, description="rows set aside for the server before the deal")
+    max_rows_per_client: Positive | None = Field(
+        None, description="cap of training and validation rows together, which are drawn before they are split"
+    )
     max_train_per_client: Positive | Annotated[list[Positive], Field(min_length=1)] | None = Field(
         None, description="cap of training rows per client, which are drawn; a list: clients take its caps in turn"
     )

@@ -20,7 +20,7 @@ from polyfed.registry import MODELS, suggest
 _Text = Annotated[str, Field(min_length=1)]
 # the keys of [data] by which a node's own rows are read
 _OF_ROWS = {*SourceSettings.model_fields} - {"dataset", "config", "revision"} | {
-    *("class_names", "mean", "std", "split", "max_train_per_client", "max_test_per_client")
+    *("class_names", "mean", "std", "split", "max_rows_per_client", "max_train_per_client", "max_test_per_client")
 }
 
 

@@ -225,6 +225,21 @@ def test_only_what_a_phase_trains_moves_and_other_layers_rest(trains: Any) -> No
     assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["head.weight"]
 
 
+@pytest.mark.parametrize("own", [None, 0.25])
+def test_a_phase_may_train_by_the_whole_rate_whatever_the_schedule(own: float | None) -> None:
+    def trained(lr_schedule: str, **phase: Any) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = tiny_model(1, 4, 6)
+        client = at_work(model, batch_size=8, lr=0.5, rounds=4, lr_schedule=lr_schedule)
+        client.round = 4
+        train(client, Seen(), {}, phases=[Phase(1, lr=own, **phase)])
+        return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    plain = trained("constant")
+    assert all(torch.equal(t, plain[name]) for name, t in trained("cosine", follows_schedule=False).items())
+    assert any(not torch.equal(t, plain[name]) for name, t in trained("cosine").items())
+
+
 def test_a_phase_that_trains_nothing_takes_no_step_and_an_error_leaves_the_model_as_it_was() -> None:
     model = tiny_model(1, 4, 6)
     phases = [Phase(1, lambda name: False), Phase(1, ("head",))]

@@ -148,7 +148,9 @@ class Phase:
 
     trains: parameters to train, by name or by part of a split model (None: all). Other parameters get no gradient, and
         layers without trained parameters run in eval mode, so that their BatchNorm statistics do not change.
-    lr: learning rate; None: that of the training settings. The schedule applies to both.
+    lr: learning rate; None: that of the training settings.
+    follows_schedule: whether the schedule changes it from round to round. What trains once, after the last round, does
+        not: a schedule that ends at 0 would leave it nothing to train with.
     data: training data: a part of the client's own data, or public data.
     rows: name of a tensor in the context, (M,) int64, with the rows to use; None: all.
     mask: name of a group in the context, parameter name -> 0/1 tensor; entries with 0 do not change, bit for bit.
@@ -161,6 +163,13 @@ class Phase:
     rows: str | None = None
     mask: str | None = None
     name: str = ""
+    follows_schedule: bool = True
+
+    def rate(self, training: Training, round: int) -> float:
+        """The learning rate of this phase in a round."""
+        if self.follows_schedule:
+            return training.lr_at(round, self.lr)
+        return training.lr if self.lr is None else self.lr
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def train(
             if not parameters:
                 continue
             named = dict(zip(names, parameters, strict=True))
-            optimizer = Optimizer(parameters, client.training, client.training.lr_at(client.round, phase.lr))
+            optimizer = Optimizer(parameters, client.training, phase.rate(client.training, client.round))
             for batch in itertools.islice(_batches(client, phase, rows, order, noise, hiding.chance), most):
                 (inputs,) = move_mappings([method.step_inputs(client, steps, draws)], device)
                 with_inputs = {**context, **bounded, **inputs}

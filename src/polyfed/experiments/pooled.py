@@ -143,7 +143,7 @@ class Pooled(Local):
 
     def final_exchanges(self) -> Sequence[Exchange]:
         """An epoch on the client's own rows in each exchange; then the pooled weights again."""
-        epoch = (Phase(1, rows="rows"),)
+        epoch = (Phase(1, rows="rows", follows_schedule=False),)
         tuning = (Exchange(f"{_TUNE}{number}", "all", phases=epoch) for number in range(1, self.most + 1))
         return (*tuning, Exchange(_RESTORE, "all", trains=False))
 

@@ -49,7 +49,8 @@ class FedRep(FedAvg):
         return self
 
     def final_exchanges(self) -> Sequence[Exchange]:
-        fit = Exchange("head", who="all", phases=(Phase(self.final_head_epochs, HEAD, name="head"),))
+        head = Phase(self.final_head_epochs, HEAD, name="head", follows_schedule=False)
+        fit = Exchange("head", who="all", phases=(head,))
         return (fit,) if self.final_head_epochs else ()
 
     # server ------------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class StackedPhase:
             values["data"] = {name: with_room(t) for name, t in self._data.tensors.items()}
             values["context"] = {str(place): t.clone() for place, t in enumerate(self._static.tensors)}
         client = self._progresses[0].client
-        rate = client.training.lr_at(client.round, phase.lr)
+        rate = phase.rate(client.training, client.round)
         self._state = StackState(values, names, client.training, rate, self._is_recorded)
         if self._is_recorded:
             self._state = stack.recordings.state(stack.label, number, self._state)

@@ -42,10 +42,8 @@ TIMES = {"seconds", "processor_seconds", "seconds_per_round", "samples_per_secon
 TIMES |= {"made_of"}  # no result; says what the data and the code were
 ONE_NETWORK = ('models.architectures=["digits-cnn4"]',)
 SLICES = (
-    "depthfl",
     "fedlora",
     "fedrolex",
-    "fiarse",
     "fjord",
     "heterofl",
     "inclusivefl",

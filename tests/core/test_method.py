@@ -39,8 +39,8 @@ def test_a_hyperparameter_has_no_name_of_a_declaration() -> None:
 
 
 def test_a_property_may_be_a_plain_value() -> None:
-    kind = type("Mine", (pf.Method,), {"requirements": Requirements(images=True)})
-    assert kind().requirements.images
+    kind = type("Mine", (pf.Method,), {"requirements": Requirements(validation=True)})
+    assert kind().requirements.validation
 
 
 def test_a_server_works_on_a_device_until_a_class_changes_what_it_does() -> None:

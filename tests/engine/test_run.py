@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,9 @@ from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.run import History
-from polyfed.errors import ConfigError, RunError, RunInterrupted
+from polyfed.errors import ConfigError, RunError
 from polyfed.methods.local import Local
 from polyfed.testing.fixtures import grouped
-from tests.helpers.interrupt import Interrupt
-from tests.helpers.told import Told
 
 
 def federation(
@@ -56,24 +53,6 @@ def test_a_function_is_called_with_every_record() -> None:
     run = federation(loggers=[seen.append]).run()
     assert seen == run.history
     assert [record["round"] for record in seen] == [1, 2]
-
-
-class Remarks(Local):
-    """Has something to say about every round but the first."""
-
-    def remark(self, record: Mapping[str, Any]) -> str:
-        return "" if record["round"] == 1 else "samples " + str(record["samples"])
-
-
-def test_a_methods_first_remark_is_told_and_no_other_not_even_after_resuming(tmp_path: Path) -> None:
-    hears = Told()
-    run = federation(4, method=Remarks(), loggers=[hears]).run()
-    assert hears.messages == [f"round 2: samples {run.history[1]['samples']}"]
-
-    with pytest.raises(RunInterrupted):
-        federation(4, method=Remarks(), loggers=[hears, Interrupt(within=3)], out=tmp_path / "run").run()
-    federation(4, method=Remarks(), loggers=[hears], out=tmp_path / "run").run(resume=True)
-    assert [text.partition(":")[0] for text in hears.messages if "interrupted" not in text] == ["round 2"] * 2
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ COUNTS = {
     "fedtgp/table1": 7 * 4,
     "fedtgp/table2": 7 * 8,
     "fedkwaz/table2": 12 * 9,
-    "fedkwaz/table4": 4 * 2,
     "fedfree/table1": 10 * 6,
     "fedre/summary": 5 * 4,
 }
@@ -41,11 +40,9 @@ OTHER_PAPERS = {"fedtgp", "fedkwaz", "fedfree", "fedre"}
 OTHER_METHODS = {
     "fedfree",
     "fedktl",
-    "local-mutual",
+    "fedkwaz",
     "per-fedavg",
     "pfedla",
-    "fedkwaz-to-private",
-    "fedkwaz-to-proxy",
 }  # of theirs
 
 

@@ -131,7 +131,6 @@ class Requirements:
     public: int = 0  # public rows (data.holdout, data.public_dataset)
     public_origin: Literal["", "holdout", "other"] = ""  # their origin; "": any
     same_input_shape: bool = False  # all stored inputs, public rows included, have the same shape and type
-    images: bool = False  # inputs are images (C, H, W) of floats, as the networks take them
     validation: bool = False  # every client has validation rows
     twice_differentiable: bool = False  # every network has second derivatives
     warmup: int = 0  # initial rounds without training; a run must have more rounds
@@ -502,13 +501,6 @@ class Method:
     @property
     def planned(self) -> str:
         """What depends on the planned number of rounds, in words; "": nothing, so a finished run can be extended."""
-        return ""
-
-    def remark(self, record: Mapping[str, Any]) -> str:
-        """A one-line warning for the user, from a round's record in `rounds.jsonl`; "": none.
-
-        Only the first remark of a run is shown.
-        """
         return ""
 
     def nbytes_in_paper(self, message: Message) -> int:

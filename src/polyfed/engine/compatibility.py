@@ -190,13 +190,6 @@ class _Checks:
                         f"{self.name} needs stored inputs of one shape and type; {owner} has {kind}, {first} "
                         f"{kinds[first]}"
                     )
-        if self.needs.images:
-            for client in self.clients:
-                x = client.prepare(client.data.train.x[:1])
-                if x.dim() != 4 or not x.is_floating_point():
-                    raise ConfigError(
-                        f"{self.name} needs images, inputs (C, H, W) of floats; {client.title} has {_kind(x)}"
-                    )
 
     def _check_rounds(self) -> None:
         rounds = self.clients[0].training.rounds

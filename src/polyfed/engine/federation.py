@@ -45,7 +45,7 @@ from polyfed.engine.model_export import clients_with_models, export, write_model
 from polyfed.engine.pace import processor_seconds, single_threaded
 from polyfed.engine.plugin import Setup, reads_uploads
 from polyfed.engine.remarks import all_remarks
-from polyfed.engine.round import run_round, server_stage, start
+from polyfed.engine.round import run_round, start
 from polyfed.engine.round_state import Round
 from polyfed.engine.run import ClientModels, History
 from polyfed.engine.run import Run as Run
@@ -426,7 +426,6 @@ class RunLoop:
         recent = self._seconds[-max(_RECENT, federation.evaluation.every_n_rounds) :]
         left = max(0, federation.training.rounds - number) * fmean(recent)
         federation.tell("round", record, left)
-        self._remark()
 
     def _timed_round(self, number: int, final: Sequence[Exchange]) -> dict[str, Any]:
         """Run a round; its record with the seconds that it took, on the clock and of processors."""
@@ -446,16 +445,6 @@ class RunLoop:
         record["seconds"] = time.perf_counter() - began
         record["processor_seconds"] = processor_seconds() - used
         return record
-
-    def _remark(self) -> None:
-        """Tell what the method has to say about the newest round, unless it has spoken in this run before."""
-        method = self._federation.method
-        *earlier, newest = self._federation.history
-        with server_stage("remark", newest["round"]):
-            text = method.remark(newest)
-            has_spoken = bool(text) and any(method.remark(record) for record in earlier)
-        if text and not has_spoken:
-            self._federation.tell("message", f"round {newest['round']}: {text}")
 
     def _write_result(self) -> dict[str, Any]:
         """The run's result, and what its folder then holds."""

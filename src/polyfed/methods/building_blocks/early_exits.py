@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -48,7 +47,7 @@ class MultiExitModel(nn.Module):
         layers: of the network and its exits, by name; they are shared, not copied, and only those that are needed.
         outputs: the steps of the recorded forward that give the logits.
         blocks: of each exit, how many blocks there are before it. of: how many the whole network has.
-        joined: the module gives the mean of its exits' logits instead of a tuple.
+        single: the module gives the logits of its one exit instead of a tuple.
     """
 
     def __init__(
@@ -58,23 +57,21 @@ class MultiExitModel(nn.Module):
         outputs: Sequence[fx.Node],
         blocks: Sequence[int],
         of: int,
-        joined: bool = False,
+        single: bool = False,
     ) -> None:
         super().__init__()
         self.architecture = architecture
         self.blocks = tuple(blocks)
         self.of = of
-        self.joined = joined
+        self.single = single
         self._recorded = _Recorded(outputs)
         for name in self._recorded.layers:
             _put(self, name, layers[name])
 
     def forward(self, x: Tensor) -> Any:
-        """The logits of all exits, or their mean."""
+        """The logits of all exits, or of its single one."""
         logits = self._recorded.steps(self, x)
-        if not self.joined:
-            return logits
-        return logits[0] if len(logits) == 1 else torch.stack(logits).mean(dim=0)
+        return logits[0] if self.single else logits
 
     def truncated(self, depth: float) -> MultiExitModel:
         """The network up to the exit that lies at this depth, with all exits on the way."""
@@ -82,16 +79,12 @@ class MultiExitModel(nn.Module):
 
     def final_exit(self) -> MultiExitModel:
         """The network up to its last exit, without the others."""
-        return self._only(slice(-1, None), joined=True)
+        return self._only(slice(-1, None), single=True)
 
-    def ensemble(self) -> MultiExitModel:
-        """The network with all its exits, which gives the mean of their logits."""
-        return self._only(slice(None), joined=True)
-
-    def _only(self, exits: slice, joined: bool = False) -> MultiExitModel:
+    def _only(self, exits: slice, single: bool = False) -> MultiExitModel:
         outputs = self._recorded.outputs
         layers = dict(self.named_modules())
-        return MultiExitModel(self.architecture, layers, outputs[exits], self.blocks[exits], self.of, joined)
+        return MultiExitModel(self.architecture, layers, outputs[exits], self.blocks[exits], self.of, single)
 
 
 class _Recorded:

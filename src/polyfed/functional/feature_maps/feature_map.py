@@ -3,7 +3,7 @@
 A map is made once and never trained. What it does follows from the names and shapes of its tensors, and not from their
 numbers, so that it can be exported (`torch.export`). It is made for the form of an input:
 
-    images (C, H, W)  `filters` of patches (`feature_maps.images`)
+    images (C, H, W)  `filters`, or `directions` and `offsets`, of patches (`feature_maps.images`)
     series (C, L)     `kernels of dilation ...` (`feature_maps.series`)
     numbers (F,)      `projection` (`feature_maps.numbers`)
     ids (L,), whole   `words` (`feature_maps.texts`)
@@ -95,8 +95,8 @@ def count_features(x: Tensor, features: int) -> int | None:
 
 
 def _features(here: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    if "filters" in here:
-        return images.pool_patches(here, x)
+    if "filters" in here or "directions" in here:
+        return images.find_features(here, x)
     if "projection" in here:
         return numbers.project(here, x)
     return series.convolve(here, x)

@@ -1,10 +1,18 @@
-"""Random patch filters: features of images (C, H, W).
+"""Features of images (C, H, W): what filters find in patches of k x k pixels, averaged over g x g cells.
 
-K patches k x k, mean removed, norm 1; ReLU of the convolution plus a bias, averaged over g x g cells; g = 3 and k = 5,
-or g = 2 and k = 3 where a side has 8 or fewer (Coates and Ng, "Selecting receptive fields in deep networks", NeurIPS
-2011); then the square root, so that large means vary less (Perronnin et al., "Improving the Fisher kernel", ECCV 2010).
+g = 3 and k = 5, or g = 2 and k = 3 where a side has 8 pixels or fewer (Coates and Ng, "Selecting receptive fields in
+deep networks", NeurIPS 2011); of every average the square root, so that large ones vary less (Perronnin et al.,
+"Improving the Fisher kernel", ECCV 2010). There are two kinds of filters:
 
-Shapes: N images, K filters, D = K g^2 features.
+    random   `filters`, `bias`: normal numbers, mean removed, norm 1; ReLU(filter . patch + bias), zeros around an image
+    centers  `directions`, `offsets`: centers of normalized, whitened patches; ReLU(center . z - 1/2), patches within:
+                 u = (p - mean of p) / (standard deviation of p + 0.3),  p: the d = C k k numbers of a patch
+                 z = Z (u - m),  m, Sigma: mean and covariance of u,  Z = V (Lambda + 0.1)^-1/2 V',  Sigma = V Lambda V'
+             a step of spherical k-means: a center becomes the sum of the z nearest to it by angle, then of norm 1
+             (Coates and Ng, "Learning feature representations with k-means", 2012). m, Sigma and the steps need sums of
+             patches alone. Filters of one channel look at each channel of an image by itself.
+
+Shapes: N images, P patches, d numbers of a patch, K filters, D features.
 """
 
 from __future__ import annotations
@@ -17,20 +25,11 @@ from torch import Tensor
 
 _SMALL_SIDE = 8  # pixels
 _BIAS = 0.25  # standard deviation of a bias
-_SMALLEST = 1e-8  # smallest mean: its square root has a slope there
+_SMALLEST = 1e-8  # smallest mean, and variance: its square root has a slope there
 _IMAGES = 16  # at a time: their maps fit the caches, and their memory is used again
-
-
-def draw_filters(shape: Sequence[int], features: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Filters (K, C, k, k) and their biases (K,)."""
-    cells = count_cells(shape)
-    side = 2 * cells - 1
-    count = max(1, features // cells**2)
-    filters = torch.randn(count, shape[0], side, side, generator=generator)
-    filters = filters - filters.mean(dim=(1, 2, 3), keepdim=True)
-    filters = filters / filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-    bias = _BIAS * torch.randn(count, generator=generator)
-    return {"filters": filters, "bias": bias}
+_FLOOR = 0.3  # standard deviation below which a patch is rather flat than faint
+_RIDGE = 0.1  # added to the variances of normalized patches, of which the largest are about 10
+_THRESHOLD = 0.5  # of a center's response
 
 
 def count_cells(shape: Sequence[int]) -> int:
@@ -38,16 +37,92 @@ def count_cells(shape: Sequence[int]) -> int:
     return 2 if min(shape[1:]) <= _SMALL_SIDE else 3
 
 
-def pool_patches(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The features (N, D) of images."""
+def patch_side(shape: Sequence[int]) -> int:
+    """k, pixels of a patch's side."""
+    return 2 * count_cells(shape) - 1
+
+
+def find_features(made: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The features (N, D) of images by their filters."""
+    pool = _pool_directions if "directions" in made else _pool_filters
     if torch.compiler.is_compiling():  # exported for any number of images
-        return _pool(drawn, x)
-    return torch.cat([_pool(drawn, some) for some in x.split(_IMAGES)])
+        return pool(made, x)
+    return torch.cat([pool(made, images) for images in x.split(_IMAGES)])
 
 
-def _pool(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def _average(maps: Tensor, side: int) -> Tensor:
+    """(N, K, H, W), none of them below zero, to (N, K g g)."""
+    means = F.adaptive_avg_pool2d(maps, (side + 1) // 2).flatten(1)
+    return means.clamp(min=_SMALLEST).sqrt()
+
+
+# random filters ------------------------------------------------------------------------------------------------------
+
+
+def draw_filters(shape: Sequence[int], features: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Filters (K, C, k, k) and their biases (K,)."""
+    side = patch_side(shape)
+    count = max(1, features // count_cells(shape) ** 2)
+    filters = torch.randn(count, shape[0], side, side, generator=generator)
+    filters = filters - filters.mean(dim=(1, 2, 3), keepdim=True)
+    filters = filters / filters.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    bias = _BIAS * torch.randn(count, generator=generator)
+    return {"filters": filters, "bias": bias}
+
+
+def _pool_filters(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
     filters = drawn["filters"]
     side = filters.shape[-1]
     maps = F.conv2d(x, filters, drawn["bias"], padding=side // 2)
-    means = F.adaptive_avg_pool2d(maps.relu_(), (side + 1) // 2).flatten(1)
-    return means.clamp(min=_SMALLEST).sqrt()
+    return _average(maps.relu_(), side)
+
+
+# centers of patches --------------------------------------------------------------------------------------------------
+
+
+def normalize_patches(x: Tensor, side: int) -> Tensor:
+    """Normalized patches u (P, d): all of side x side pixels of prepared images (N, C, H, W), d by channel, row and column."""
+    patches_Pd = F.unfold(x, side).transpose(1, 2).flatten(0, 1)
+    centered_Pd = patches_Pd - patches_Pd.mean(dim=1, keepdim=True)
+    spread_P1 = centered_Pd.square().mean(dim=1, keepdim=True).sqrt()
+    return centered_Pd / (spread_P1 + _FLOOR)
+
+
+def whitening(count: int, sum_d: Tensor, products_dd: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean m (d,) and Z (d, d), in float64, by the number of normalized patches, the sum of u and that of u u'."""
+    mean_d = sum_d.double() / count
+    covariance_dd = products_dd.double() / count - torch.outer(mean_d, mean_d)
+    values_d, vectors_dd = torch.linalg.eigh(covariance_dd)
+    scale_d = (values_d.clamp(min=0) + _RIDGE).rsqrt()
+    return mean_d, (vectors_dd * scale_d) @ vectors_dd.T
+
+
+def sum_nearest(whitened_Pd: Tensor, centers_Kd: Tensor) -> Tensor:
+    """Per center the sum (K, d) of the z nearest to it by angle; centers of norm 1."""
+    nearest_P = (whitened_Pd @ centers_Kd.T).argmax(dim=1)  # of a patch all angles have one length as denominator
+    return torch.zeros_like(centers_Kd).index_add_(0, nearest_P, whitened_Pd)
+
+
+def filters_of_centers(
+    centers_Kd: Tensor, mean_d: Tensor, whitening_dd: Tensor, channels: int, side: int
+) -> dict[str, Tensor]:
+    """Directions (K, C, k, k) and offsets (K,), in float32: a response is direction . p / (spread of p + 0.3) - offset.
+
+    The mean of a patch need not be taken from it, as a direction sums to zero.
+    """
+    directions_Kd = centers_Kd.double() @ whitening_dd
+    offsets_K = directions_Kd @ mean_d + _THRESHOLD
+    directions_Kd = directions_Kd - directions_Kd.mean(dim=1, keepdim=True)
+    return {"directions": directions_Kd.float().view(-1, channels, side, side), "offsets": offsets_K.float()}
+
+
+def _pool_directions(made: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    directions = made["directions"]
+    channels, side = directions.shape[1], directions.shape[-1]
+    each = x.reshape(-1, channels, *x.shape[2:])  # of gray filters and several channels: each channel is an image
+    average = torch.full_like(directions[:1], 1 / directions[0].numel())
+    mean = F.conv2d(each, average)
+    variance = F.conv2d(each.square(), average) - mean.square()
+    spread = variance.clamp(min=_SMALLEST).sqrt() + _FLOOR
+    maps = F.conv2d(each, directions) / spread - made["offsets"].view(-1, 1, 1)
+    return _average(maps.relu_(), side).reshape(x.shape[0], -1)  # len would fix the number where it is exported

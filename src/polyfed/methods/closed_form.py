@@ -2,6 +2,8 @@
 (after Fed3R, ICML 2024, and AFL, CVPR 2025).
 
 phi: a map drawn from the run's seed, the same at every client and never sent (`functional.feature_maps`).
+     "patches": filters of images made of all clients' patches, in nine exchanges before the first sums; who has sent
+     no sums is sent them (`building_blocks.patch_centers`).
 client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S_k = sum of phi(x) phi(x)' over all rows
 server:          n, M, S = sums over the clients heard;  mu_c = M_c / n_c
                  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I
@@ -50,7 +52,7 @@ from polyfed.errors import ConfigError
 from polyfed.functional import class_statistics, closed_forms, noisy_sums
 from polyfed.functional.device_copies import in_float64
 from polyfed.functional.feature_maps.feature_map import FeatureMap, draw_map
-from polyfed.methods.building_blocks import sums_of_rows
+from polyfed.methods.building_blocks import patch_centers, sums_of_rows
 from polyfed.methods.building_blocks.sums_of_rows import times
 
 
@@ -58,7 +60,8 @@ from polyfed.methods.building_blocks.sums_of_rows import times
 class ClosedForm(Method):
     """A linear model on random features, solved at the server from sums."""
 
-    map: Literal["random"] = "random"  # phi, from inputs to features
+    # phi, from inputs to features; "patches": of images, whose filters are made of all clients' patches, in round 1
+    map: Literal["random", "patches"] = "random"
     views: bool = True  # rows count with the views of training.augmentation, where it is set
     features: Annotated[int, Field(ge=1)] = 576  # D, numbers that an input becomes; of texts, all words count
     shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.1  # s, how far the covariance is shrunk towards a multiple of I
@@ -68,9 +71,15 @@ class ClosedForm(Method):
     unit_features: bool = False  # rows of features have norm 1, as noise on the sums needs
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return (Exchange(trains=False),)
+        return (*self._map_exchanges(round), Exchange(trains=False))
+
+    def _map_exchanges(self, round: int) -> Sequence[Exchange]:
+        return patch_centers.exchanges(round) if self.map == "patches" else ()
 
     def init_server(self, server: Server) -> None:
+        if self.map == "patches":
+            patch_centers.check(server, self.name, self.keep_sums, self.unit_features)
+            patch_centers.start(server, self.features)
         if not self.views and server.training.augmentation == "none":
             raise ConfigError(
                 f"{self.name}: views = false does nothing without training.augmentation; leave it at true"
@@ -80,6 +89,8 @@ class ClosedForm(Method):
 
     # client: sums of features, once --------------------------------------------------------------------------
     def upload(self, client: Client, trained: TrainingResult) -> Message:
+        if patch_centers.is_under_way(client.exchange):
+            return {"patches": patch_centers.sum_patches(client)}
         holds = get_tensor(client.state, "solved") if "solved" in client.state else torch.tensor(0)
         if client.state.get("heard"):
             return {"holds": holds}
@@ -114,6 +125,9 @@ class ClosedForm(Method):
     # Solutions are numbered: "solved" is the number of the latest, 0 before the first. A client sends the number of the
     # one it "holds", and its sums until it was "heard"; "held" has the numbers last sent by those who were heard.
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if patch_centers.is_under_way(server.exchange):
+            patch_centers.improve(server, uploads)
+            return
         held = members(server.state, "held")
         new = [i for i, message in uploads.items() if "sums" in message and str(i) not in held]
         possible = [i for i in new if self._add(server, i, get_group(uploads[i], "sums"))]
@@ -151,7 +165,9 @@ class ClosedForm(Method):
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         held = members(server.state, "held").get(str(client_id))
-        message: State = {} if held is None else {"heard": torch.ones((), dtype=torch.uint8)}
+        message: State = {"heard": torch.ones((), dtype=torch.uint8)}
+        if held is None:
+            message = patch_centers.message(server)
         if "solved" not in server.state:
             return message
         solved = get_tensor(server.state, "solved")
@@ -163,6 +179,8 @@ class ClosedForm(Method):
 
     # client: the model ----------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
+        if "map" in message:
+            client.state["map"] = {name: tensor.clone() for name, tensor in get_group(message, "map").items()}
         self._map_of(client)
         if "solved" in message:
             client.state["solved"] = get_tensor(message, "solved").clone()
@@ -196,6 +214,8 @@ class ClosedForm(Method):
 
     # a client can be forgotten --------------------------------------------------------------------------------
     def remembered(self, state: State) -> Collection[int]:
+        if self.map == "patches":
+            raise ConfigError(patch_centers.NOT_FORGOTTEN)
         if not self.keep_sums:
             raise ConfigError("expected method.keep_sums = true, so that a client's sums can be taken out, got false")
         return sums_of_rows.kept_clients(state)
@@ -230,18 +250,29 @@ class ClosedForm(Method):
     evaluation_stage = "received"
     staleness_weighting = "alike"  # sums are the same in any round
     supports_dp_sgd = False
-    upload_form = {"sums": sums_of_rows.form, "holds": Entry(types=(torch.int64,), least=0)}
+    upload_form = {
+        "sums": sums_of_rows.form,
+        "holds": Entry(types=(torch.int64,), least=0),
+        "patches": patch_centers.form,
+    }
 
     @property
     def requirements(self) -> Requirements:
         classes = "unit_features bound no number to predict" if self.unit_features else ""
-        return Requirements(same_input_shape=True, classes=classes, shared_outputs="it adds up rows by class")
+        return Requirements(
+            same_input_shape=True,
+            classes=classes,
+            shared_outputs="it adds up rows by class",
+        )
 
     @property
     def bounds_rows(self) -> bool:
         return self.unit_features and not self.is_alone
 
-    fixed_entries = {"sums": "sums of rows, which would be solved with all that was done to them; see unit_features"}
+    fixed_entries = {
+        "sums": "sums of rows, which would be solved with all that was done to them; see unit_features",
+        "patches": "sums of patches, of which filters are made with all that was done to them",
+    }
 
     @property
     def exposed(self) -> Exposed | None:

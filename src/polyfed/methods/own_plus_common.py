@@ -53,7 +53,7 @@ class OwnPlusCommon(ClosedForm):
     control: Literal["none", "permuted"] = "none"  # "permuted": the common model's classes are shifted by one
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return (Exchange(),)
+        return (*self._map_exchanges(round), Exchange())
 
     def final_exchanges(self) -> Sequence[Exchange]:
         return (Exchange(_LAST, who="all", trains=False),)

@@ -80,9 +80,12 @@ def _pool_filters(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
 # centers of patches --------------------------------------------------------------------------------------------------
 
 
-def normalize_patches(x: Tensor, side: int) -> Tensor:
-    """Normalized patches u (P, d): all of side x side pixels of prepared images (N, C, H, W), d by channel, row and column."""
-    patches_Pd = F.unfold(x, side).transpose(1, 2).flatten(0, 1)
+def normalize_patches(x: Tensor, side: int, step: int = 1) -> Tensor:
+    """Normalized patches u (P, d) of prepared images (N, C, H, W): side x side pixels, d by channel, row and column.
+
+    step: pixels from one patch to the next, down and across, from the top left corner on.
+    """
+    patches_Pd = F.unfold(x, side, stride=step).transpose(1, 2).flatten(0, 1)
     centered_Pd = patches_Pd - patches_Pd.mean(dim=1, keepdim=True)
     spread_P1 = centered_Pd.square().mean(dim=1, keepdim=True).sqrt()
     return centered_Pd / (spread_P1 + _FLOOR)

@@ -1,4 +1,4 @@
-"""Normalizing, augmenting and public inputs: against slow, plain versions of the same."""
+"""Normalizing and public inputs: against slow, plain versions of the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image
 
-from polyfed.data.augmentation import augment, augmentation
 from polyfed.data.dataset import public_inputs
 from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.samples import LabeledSamples
@@ -40,50 +39,6 @@ def test_prepare_refuses() -> None:
         Prepare((0.5, 0.5), (0.5,))
     with pytest.raises(ConfigError, match=r"\(N, 1, H, W\)"):
         Prepare((0.5,), (0.5,))(pictures())
-
-
-def augmented(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return augment.apply(x, augment.draw(len(x), generator).to(x.device))
-
-
-def test_augment_is_a_crop_of_the_padded_image_or_its_mirror() -> None:
-    x = pictures(200)
-    out = augmented(x, seeded())
-    assert out.dtype == torch.uint8
-    assert out.shape == x.shape
-    seen = set()
-    for before, after in zip(x.numpy(), out.numpy(), strict=True):
-        padded = np.pad(before, ((0, 0), (4, 4), (4, 4)))
-        found = [
-            (top, left, flip)
-            for top in range(9)
-            for left in range(9)
-            for flip in (False, True)
-            if np.array_equal(after[:, :, ::-1] if flip else after, padded[:, top : top + 12, left : left + 10])
-        ]
-        assert len(found) == 1
-        seen.add(found[0])
-    tops, lefts, flips = (sorted({one[i] for one in seen}) for i in range(3))
-    assert tops == lefts == list(range(9))
-    assert flips == [False, True]
-
-
-def test_augment_repeats_by_generator_and_leaves_its_input() -> None:
-    x = pictures()
-    before = x.clone()
-    assert torch.equal(augmented(x, seeded()), augmented(x, seeded()))
-    assert not torch.equal(augmented(x, seeded()), augmented(x, seeded(1)))
-    generator = seeded()
-    assert not torch.equal(augmented(x, generator), augmented(x, generator))
-    assert torch.equal(x, before)
-
-
-def test_augmentations_by_name() -> None:
-    assert (augmentation("none"), augmentation("crop-flip")) == (None, augment)
-    with pytest.raises(ConfigError, match="did you mean 'crop-flip'"):
-        augmentation("crop_flip")
-    with pytest.raises(ConfigError, match=r"shape \(N, C, H, W\)"):
-        augmented(torch.zeros(3, 4), seeded())
 
 
 def test_resizing_keeps_type_range_and_labels() -> None:

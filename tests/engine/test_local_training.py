@@ -15,7 +15,7 @@ from polyfed.core.client import Client
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
-from polyfed.data.augmentation import augment
+from polyfed.data.augmentation import augmentation
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import class_weights, phase_data, poisson_batches, train
 from polyfed.errors import ConfigError, RunError
@@ -78,13 +78,16 @@ def test_images_are_augmented_by_a_stream_of_their_own() -> None:
     plain = batches(Training(rounds=2, batch_size=8))
     changed = batches(Training(rounds=2, batch_size=8, augmentation="crop-flip"))
     stored = draw(21, (0, 1, 2), 0).x
+    augment = augmentation("crop-flip")
+    assert augment is not None
     for (client, number), found in changed.items():
         stream = generator(0, "augment", "train", number, client)
         for batch, usual in zip(found, plain[client, number], strict=True):
             assert batch.rows is not None
             assert usual.rows is not None
             assert torch.equal(batch.rows, usual.rows)  # the order does not change
-            assert torch.equal(batch.x, augment.apply(stored[batch.rows], augment.draw(len(batch.rows), stream)))
+            drawn = augment.draw(len(batch.rows), stored.shape[1:], stream)
+            assert torch.equal(batch.x, augment.apply(stored[batch.rows], drawn))
             assert not torch.equal(batch.x, usual.x)
             assert torch.equal(batch.y, usual.y)
 

@@ -88,7 +88,10 @@ class Training(Settings):
     warmup_rounds: Annotated[int, Field(ge=0, description="rounds of linear growth, from lr / warmup_rounds to lr")] = 0
     momentum: Annotated[float, Field(ge=0, lt=1, description="SGD only; 0 is off")] = 0.0
     weight_decay: Finite = Field(0.0, description="of the optimizer; 0 is off")
-    augmentation: str = Field("none", description="'none' or 'crop-flip' (pad 4, random crop, horizontal flip)")
+    augmentation: str = Field(
+        "none",
+        description="'none', 'crop' (pad by an eighth of a side, random crop) or 'crop-flip' (and horizontal flip)",
+    )
     class_weights: Literal["balanced"] | Annotated[list[Weight], Field(min_length=2)] | None = Field(
         None,
         description="how much rows of each class count in the losses of local training: a number per class, or "

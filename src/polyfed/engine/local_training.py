@@ -141,6 +141,7 @@ def _batches(
     augment = augmentation(client.training.augmentation)
     held = len(samples)
     there = samples.at(device)
+    shape = there.x.shape[1:]
     batches_of_rows = (
         poisson_batches(client, phase, held, rows, chance)
         if client.privacy.poisson
@@ -148,7 +149,9 @@ def _batches(
     )
     nothing = torch.empty(0, dtype=torch.int64)
     by_class = class_weights(client, phase)
-    planned = ((rows, nothing if augment is None else augment.draw(len(rows), noise)) for rows in batches_of_rows)
+    planned = (
+        (rows, nothing if augment is None else augment.draw(len(rows), shape, noise)) for rows in batches_of_rows
+    )
     for chosen, places, drawn in _placed(planned, device, there.x.device):
         x = there.x[chosen if there.x.is_cpu else places]
         if augment is not None:

@@ -84,7 +84,8 @@ class PhaseData:
             by_class_KC = torch.stack([each for each in by_class if each is not None]).to(device)
             self.tensors["weights"] *= by_class_KC.expand(len(where), -1, -1).gather(2, labels)
         if self._augment is not None:
-            drawn = [[self._augment.draw(len(rows), p.noise) for rows in p.batches] for p in progresses]
+            shape = self.tensors["x"].shape[1:]
+            drawn = [[self._augment.draw(len(rows), shape, p.noise) for rows in p.batches] for p in progresses]
             self.tensors["drawn"] = _laid_out(drawn, 0).to(device)
 
     def planned(self, name: str, rows: slice | Tensor, step: int | Tensor) -> Tensor:

@@ -72,7 +72,7 @@ def sum_rows(client: Client, phi: Callable[[Tensor], Tensor], use_views: bool, p
 
 def _views(client: Client) -> list[Callable[[Tensor], Tensor]]:
     augment = augmentation(client.training.augmentation)
-    return [_as_it_is] if augment is None else augment.views()
+    return [_as_it_is] if augment is None else augment.views(client.data.train.x.shape[1:])
 
 
 def _as_it_is(x: Tensor) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from polyfed.functional import class_statistics
-from polyfed.functional.class_statistics import add, are_possible, sum_rows
+from polyfed.functional.class_statistics import add, are_possible, divisor, from_class_means, sum_rows, within
 from polyfed.functional.closed_forms import discriminant
 from tests.helpers.class_rows import CLASSES, PHI, Y, near
 
@@ -32,6 +34,35 @@ def test_any_grouping_and_order_give_one_solution(cuts: tuple[int, ...], monkeyp
         total = add(total, part)
     near(total, whole)
     torch.testing.assert_close(discriminant(total, 0.1), discriminant(whole, 0.1), rtol=1e-9, atol=1e-9)
+
+
+def of_clients(parts: list[Tensor]) -> dict[str, Tensor]:
+    """What is added up of clients that hold these rows and send their class means alone."""
+    sent = (sum_rows(PHI[rows], Y[rows], CLASSES, products=False) for rows in parts)
+    return functools.reduce(add, map(from_class_means, sent))
+
+
+def test_how_class_means_vary_is_by_hand() -> None:
+    parts = list(torch.arange(len(Y)).split((50, 30, 10)))
+    total = of_clients(parts)
+    scatter = np.zeros((6, 6))
+    free = 0
+    for label in Y.unique():
+        mean = PHI[label == Y].double().mean(dim=0)
+        held = [rows[label == Y[rows]] for rows in parts]
+        for rows in (one for one in held if len(one)):
+            off = (PHI[rows].double().mean(dim=0) - mean).numpy()
+            scatter += len(rows) * np.outer(off, off)
+        free += sum(len(one) > 0 for one in held) - 1
+    assert within(total).numpy() == pytest.approx(scatter, abs=1e-9)
+    assert divisor(total) == free
+
+
+def test_means_of_single_rows_vary_as_rows_do() -> None:
+    total = of_clients(list(torch.arange(len(Y)).split(1)))
+    torch.testing.assert_close(within(total), within(sum_rows(PHI, Y, CLASSES)), rtol=1e-9, atol=1e-9)
+    assert divisor(total) == len(Y) - len(Y.unique())
+    assert are_possible(total, len(Y))
 
 
 NO_ROWS = {"counts": torch.zeros(CLASSES, dtype=torch.int64), "sums": torch.zeros(CLASSES, 6, dtype=torch.float64)}

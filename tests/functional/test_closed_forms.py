@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.class_statistics import add, sum_rows
+from polyfed.functional.class_statistics import add, from_class_means, sum_rows
 from polyfed.functional.closed_forms import discriminant, log_posterior, naive_bayes, ridge
 from tests.helpers.class_rows import CLASSES, PHI, Y
 
@@ -36,6 +36,16 @@ def test_few_rows_and_rows_that_do_not_vary() -> None:
     scores = PHI[:3].double() @ weight + bias
     assert scores[:, [0, 1, 3]].argmax(dim=1).tolist() == [0, 1, 2]
     assert bool(torch.isfinite(discriminant(sum_rows(PHI[:1], Y[:1], CLASSES), 0.1)[0]).all())
+
+
+def test_class_means_of_one_client_are_compared_by_distance() -> None:
+    """Nothing tells how rows vary, and rounding is not taken for it."""
+    weight, bias = discriminant(from_class_means(sum_rows(PHI, Y, CLASSES, products=False)), 0.1)
+    known = [0, 1, 3]
+    means = torch.stack([PHI[label == Y].double().mean(dim=0) for label in known])
+    off = -torch.cdist(PHI.double(), means).square() / 2
+    found = (PHI.double() @ weight + bias)[:, known]
+    torch.testing.assert_close(found.diff(dim=1), off.diff(dim=1))
 
 
 @pytest.mark.parametrize("shrinkage", [0.01, 0.3])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from polyfed.data.text import Vocabulary
 from polyfed.engine.privacy_ledger import compute_epsilon
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
-from polyfed.functional.class_statistics import sum_rows
+from polyfed.functional.class_statistics import add, from_class_means, sum_rows
 from polyfed.functional.closed_forms import discriminant
 from polyfed.functional.feature_maps.feature_map import FeatureMap, draw_map
 from polyfed.methods import ClosedForm, Local
@@ -32,6 +33,7 @@ from tests.helpers import oracles, regression
 from tests.helpers.toys import CLASSES, Round, Watch, federation, rounds, samples, worker
 
 SMALL = ClosedForm(features=20, shrinkage=0.3)
+MEANS = replace(SMALL, second_moments="clients")
 OWNED = ((0, 1), (1, 2), (0, 1, 2), (0,))
 MIXED = ["bn", "broad", "wide", "shallow"]
 UPLOAD = 8 * (CLASSES + CLASSES * 20 + 20 * 21 // 2 + 1)
@@ -95,6 +97,31 @@ def test_a_row_counts_with_the_mean_over_its_views() -> None:
     assert not torch.equal(get_group(run(replace(SMALL, views=False)), "sums")["sums"], sums["sums"])
 
 
+def test_class_means_alone_are_solved_by_how_they_vary_over_clients() -> None:
+    first, second = rounds(MEANS, members(), rounds=2)
+    assert [nbytes(first.up[i]) for i in range(4)] == [8 * (CLASSES + CLASSES * 20 + 1)] * 4
+    phi = FeatureMap(first.states[0]["map"])
+    of_each = [from_class_means(sum_rows(phi(own.x), own.y, CLASSES, products=False)) for own in rows()]
+    close(solved(second), discriminant(functools.reduce(add, of_each), MEANS.shrinkage))
+    assert not torch.equal(solved(second)[0], by_hand(first, rows())[0])
+
+
+def test_who_is_alone_sends_nothing_and_has_products_of_rows() -> None:
+    for one, other in zip(
+        *(rounds(pf.alone(m), members(), rounds=2)[-1].states.values() for m in (SMALL, MEANS)), strict=True
+    ):
+        assert torch.equal(one["solution"]["weight"], other["solution"]["weight"])
+
+
+def test_class_means_alone_are_of_classes_and_not_of_texts() -> None:
+    with pytest.raises(ConfigError, match=r"closed-form needs.*means are of classes"):
+        pf.Federation(regression.clients(), MEANS, pf.Training(rounds=1)).run()
+    y = torch.arange(12) % 2
+    network = _Floats(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(5, 2)))
+    with pytest.raises(ConfigError, match="second_moments = 'clients' does nothing for ids of words"):
+        pf.Federation([Client(network, (TEXTS, y), (TEXTS, y))], MEANS, pf.Training(rounds=1)).run()
+
+
 def test_who_was_not_heard_sends_again_and_everybody_gets_the_new_solution() -> None:
     history = rounds(SMALL, members(), rounds=4, lose=lambda round, i: i == 3 and round < 3)
     close(solved(history[0]), by_hand(history[2], rows()[:3]))
@@ -134,9 +161,10 @@ def test_inputs_of_any_size_are_solved(shape: tuple[int, ...], scale: float, off
 
 
 @pytest.mark.parametrize("gone", range(4))
-def test_to_forget_is_exact_in_whatever_order_sums_came(gone: int) -> None:
+@pytest.mark.parametrize("method", [SMALL, MEANS], ids=["rows", "means"])
+def test_to_forget_is_exact_in_whatever_order_sums_came(gone: int, method: ClosedForm) -> None:
     """Also where a checkpoint has sorted their names."""
-    kept = replace(SMALL, keep_sums=True)
+    kept = replace(method, keep_sums=True)
     order = [2, 0, 3, 1]
 
     def heard(who: Sequence[int]) -> State:
@@ -231,17 +259,21 @@ def test_bounded_sums_are_those_of_unit_features() -> None:
     torch.testing.assert_close(norms, torch.ones(len(norms)), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("second_moments", ["rows", "clients"])
 @pytest.mark.parametrize("noise", [0.0, 2.0])
-def test_bounded_sums_that_so_many_rows_cannot_have_are_left_out(noise: float) -> None:
+def test_bounded_sums_that_so_many_rows_cannot_have_are_left_out(
+    noise: float, second_moments: Literal["rows", "clients"]
+) -> None:
+    method = replace(BOUNDED, second_moments=second_moments)
     plugins = private(noise_multiplier=noise) if noise else []
-    (round,) = rounds(BOUNDED, members(), rounds=1, plugins=plugins)
+    (round,) = rounds(method, members(), rounds=1, plugins=plugins)
     last = max(round.up)
     sums = dict(round.up[last]["sums"])
     beyond = {last: {**round.up[last], "sums": {**sums, "sums": torch.full_like(sums["sums"], 9e5)}}}
     found = []
     for up in ({**round.up, **beyond}, {i: up for i, up in round.up.items() if i != last}):
-        fed, _ = federation(BOUNDED, members(), rounds=1, plugins=plugins)
-        BOUNDED.aggregate(fed.server, up)
+        fed, _ = federation(method, members(), rounds=1, plugins=plugins)
+        method.aggregate(fed.server, up)
         found.append((fed.server.state["solution"]["weight"], fed.server.log.get("sums_left_out")))
     assert torch.equal(found[0][0], found[1][0])
     assert [left for _, left in found] == [1, None]
@@ -274,19 +306,20 @@ def test_sums_with_noise_are_the_same_whenever_they_are_sent_and_count_once() ->
 def test_noise_by_a_secret_is_a_function_of_all_that_is_sent() -> None:
     (round,) = rounds(BOUNDED, members(), rounds=1)
 
-    def sent(secret: int, noise: float, number: int) -> Tensor:
-        fed, _ = federation(BOUNDED, members(), rounds=1)
+    def sent(secret: int, noise: float, number: int, method: ClosedForm = BOUNDED) -> Tensor:
+        fed, _ = federation(method, members(), rounds=1)
         at = worker(fed, number)
         at.secret = bytes([secret]) * 32
         at.privacy = Privacy(noise_multiplier=noise)
-        at.context = BOUNDED.receive(at, {})
-        sums = get_group(BOUNDED.upload(at, TrainingResult()), "sums")["sums"]
+        at.context = method.receive(at, {})
+        sums = get_group(method.upload(at, TrainingResult()), "sums")["sums"]
         exact = get_group(round.up[number], "sums")["sums"]
         return (sums - exact) / noise
 
     first = sent(1, 2.0, 0)
     assert torch.equal(first, sent(1, 2.0, 0))
-    for other in (sent(2, 2.0, 0), sent(1, 3.0, 0), sent(1, 2.0, 1)):
+    means = sent(1, 2.0, 0, replace(BOUNDED, second_moments="clients")) * (0.95 / 0.7) ** 0.5
+    for other in (sent(2, 2.0, 0), sent(1, 3.0, 0), sent(1, 2.0, 1), means):
         assert not torch.allclose(other, first, atol=1e-3)
 
 

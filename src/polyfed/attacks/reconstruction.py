@@ -90,6 +90,8 @@ def reconstruct(
     if exposed.kind == "sums":
         assert exposed.sums is not None
         sums = exposed.sums(transcript.up)
+        if "products" not in sums:
+            return None, "sums by class alone do not determine the rows of a class with several"
         width = sums["sums"].shape[1]
         if client.n > width:
             return None, f"sums of {width} features over {client.n} rows do not determine the rows"

@@ -2,6 +2,9 @@
 
     n[c] = rows of class c,  M[c] = sum of phi(x) over them,  S = sum of phi(x) phi(x)' over all rows
 
+Of a client that has sent n and M alone, sum_c M_c M_c' / n_c stands for S, and `clients` counts it in each class that
+it has rows of: what is added up then tells how clients' class means vary (`from_class_means`).
+
 Where numbers are predicted there is one class, and phi(x) has the number behind it as one more feature. All is float64.
 S is symmetric: its upper triangle is kept, row by row, as D (D + 1) / 2 numbers.
 
@@ -61,12 +64,40 @@ def are_possible(sums: Mapping[str, Tensor], rows: int) -> bool:
     return not failed
 
 
+def from_class_means(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What stands for a client's sums where n and M are all that it has sent; classes that it lacks are left out.
+
+    Added up over clients, `within` is sum_c sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)', and `divisor` sum_c (K_c - 1), of
+    the K_c clients with rows of class c. If rows of a class are alike at all clients, their quotient is Sigma without
+    bias, as the mean of n rows varies by Sigma / n.
+
+    Source: Goswami et al., "Covariances for free", NeurIPS 2025 (FedCOF), which has a covariance for each class, here
+    added up in proportion to K_c - 1.
+    """
+    n_C = at_least_one(sums["counts"])
+    sums_CD = sums["sums"] * (n_C > 0).unsqueeze(1)
+    products = pack((sums_CD.T / n_C.clamp(min=1)) @ sums_CD)
+    return {"counts": n_C, "sums": sums_CD, "products": products, "clients": (n_C > 0).long()}
+
+
+def at_least_one(counts: Tensor) -> Tensor:
+    """Counts (C,), of which noise may leave less than one row: such a class is none, but for the largest."""
+    return torch.where(counts >= counts.max().clamp(max=1), counts.clamp(min=1), 0)
+
+
 def within(sums: Mapping[str, Tensor]) -> Tensor:
-    """N Sigma (D, D): how rows vary around the means of their classes."""
+    """How rows, or the means that clients have sent, vary around the means of their classes; (D, D)."""
     known = sums["counts"] > 0
     n_C = sums["counts"][known].double()
     mu_CD = sums["sums"][known] / n_C.unsqueeze(1)
     return unpack(sums["products"], mu_CD.shape[1]) - (mu_CD.T * n_C) @ mu_CD
+
+
+def divisor(sums: Mapping[str, Tensor]) -> float:
+    """What `within` is divided by, so that it is the covariance of rows: N; of clients' means what they can vary by."""
+    if "clients" in sums:
+        return float((sums["clients"] - 1).clamp(min=0).sum())
+    return float(sums["counts"].sum())
 
 
 def pack(square_DD: Tensor) -> Tensor:

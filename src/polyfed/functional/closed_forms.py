@@ -10,13 +10,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from polyfed.functional.class_statistics import unpack, within
+from polyfed.functional.class_statistics import divisor, unpack, within
 
 
 def discriminant(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, Tensor]:
     """Linear discriminant analysis with one shrunk covariance for all classes, without the classes' shares.
 
     mu_c = M_c / n_c,  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I;
+    of class means alone Sigma is `within` over `divisor`, and I where each class is at one client alone;
     W = A^-1 mu',  b_c = - mu_c' W_c / 2;  the mean over classes is taken from both, which changes no difference of
     scores. Classes without rows are left out: they get zeros.
 
@@ -29,7 +30,9 @@ def discriminant(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, 
     n_C = counts[known].double()
     mu_CD = sums["sums"][known] / n_C.unsqueeze(1)
     width = mu_CD.shape[1]
-    w_DC = _solve(within(sums) / n_C.sum(), mu_CD.T, shrinkage)
+    most = divisor(sums)
+    sigma_DD = within(sums) / most if most else torch.zeros(width, width, dtype=torch.float64)
+    w_DC = _solve(sigma_DD, mu_CD.T, shrinkage)
     b_C = -(mu_CD.T * w_DC).sum(dim=0) / 2
     weight_DC = torch.zeros(width, len(counts), dtype=torch.float64)
     bias_C = torch.zeros(len(counts), dtype=torch.float64)

@@ -5,18 +5,19 @@ Shapes: D features, C classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from polyfed.functional.class_statistics import ROUNDING, pack, within
+from polyfed.functional.class_statistics import ROUNDING, at_least_one, pack, within
 from polyfed.functional.clipping import Normals
 from polyfed.functional.noise import on_grid
 
 # shares of a row's squared effect over the noise of each part
 _SHARES = {"counts": 0.05, "sums": 0.7, "products": 0.25}
-_FEWEST = 1.0  # rows of a class that is there
+_SHARES_OF_MEANS = {"counts": 0.05, "sums": 0.95}  # without S
 _FAR = 10.0  # deviations beyond which noise does not go
 
 
@@ -25,7 +26,7 @@ def add_noise(sums: Mapping[str, Tensor], noise: float, normals: Normals) -> dic
 
     A row changes the counts by 1, M by phi and S by phi phi', both of norm 1 at most. A part with the share a of the
     squared effect has noise of the deviation noise / sqrt(a). What stands in S twice has sqrt(2) less, as it counts
-    twice in the norm of phi phi'.
+    twice in the norm of phi phi'. Without S, M has its share, too.
 
     All come out as floats on coarse grids (`noise.on_grid`), the counts, too.
     """
@@ -33,7 +34,7 @@ def add_noise(sums: Mapping[str, Tensor], noise: float, normals: Normals) -> dic
     twice = {"products": torch.where(is_diagonal, 1.0, 0.5).double().sqrt()}
     noisy = {}
     for name, tensor in sums.items():
-        std = noise / _SHARES[name] ** 0.5
+        std = _deviation(sums, name, noise)
         added = std * normals(tensor.shape) * twice.get(name, 1.0)
         noisy[name] = on_grid(tensor.double() + added, std)
     return noisy
@@ -47,20 +48,32 @@ def are_within(sums: Mapping[str, Tensor], rows: int, noise: float) -> bool:
     10 sqrt(d): one in 1e22 honest clients is beyond. It looks at nothing but what was sent.
     """
     counts, width = sums["counts"].double(), sums["sums"].shape[1]
-    std_n, std_m, std_s = (noise / _SHARES[name] ** 0.5 for name in ("counts", "sums", "products"))
+    std_n, std_m = (_deviation(sums, name, noise) for name in ("counts", "sums"))
     n = rows * (1 + ROUNDING) + ROUNDING
     most_C = counts + _FAR * std_n + ROUNDING * n
-    is_diagonal = _diagonal(width)
-    products = torch.where(is_diagonal, sums["products"], sums["products"] * 2**0.5)
-    trace = float(sums["products"][is_diagonal].sum())
-    far = _FAR * std_s * width**0.5
     return bool(
         (most_C >= 0).all()
         and abs(float(counts.sum()) - rows) <= _FAR * std_n * len(counts) ** 0.5 + ROUNDING * n
         and (sums["sums"].norm(dim=1) <= most_C + std_m * (width**0.5 + _FAR)).all()
-        and -far - ROUNDING * n <= trace <= n + far
-        and float(products.norm()) <= n + std_s * (len(products) ** 0.5 + _FAR)
+        and ("products" not in sums or _are_products_within(sums, n, noise))
     )
+
+
+def _are_products_within(sums: Mapping[str, Tensor], n: float, noise: float) -> bool:
+    std = _deviation(sums, "products", noise)
+    width = sums["sums"].shape[1]
+    is_diagonal = _diagonal(width)
+    products = torch.where(is_diagonal, sums["products"], sums["products"] * 2**0.5)
+    trace = float(sums["products"][is_diagonal].sum())
+    far = _FAR * std * width**0.5
+    most: float = n + std * (len(products) ** 0.5 + _FAR)
+    return -far - ROUNDING * n <= trace <= n + far and float(products.norm()) <= most
+
+
+def _deviation(sums: Mapping[str, Tensor], name: str, noise: float) -> float:
+    """Of the noise on a part of the sums."""
+    shares = _SHARES if "products" in sums else _SHARES_OF_MEANS
+    return noise / math.sqrt(shares[name])
 
 
 def _diagonal(width: int) -> Tensor:
@@ -75,10 +88,8 @@ def nearest_possible(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     A class with less than one row is none, but for the largest.
     """
-    counts = sums["counts"]
-    known = counts >= counts.max().clamp(max=_FEWEST)
-    n_C = torch.where(known, counts.clamp(min=_FEWEST), 0)
-    found = {"counts": n_C, "sums": sums["sums"] * known.unsqueeze(1), "products": sums["products"]}
+    n_C = at_least_one(sums["counts"])
+    found = {"counts": n_C, "sums": sums["sums"] * (n_C > 0).unsqueeze(1), "products": sums["products"]}
     within_DD = within(found)
     values, vectors = torch.linalg.eigh(within_DD)
     nearest_DD = (vectors * values.clamp(min=0)) @ vectors.T

@@ -69,6 +69,8 @@ class ClosedForm(Method):
     prior: Literal["own", "federation"] = "own"
     keep_sums: bool = False  # the server keeps each client's sums, so that a client can be forgotten
     unit_features: bool = False  # rows of features have norm 1, as noise on the sums needs
+    # S of all "rows"; or none is sent, and how rows vary is estimated from how the means of "clients" do
+    second_moments: Literal["rows", "clients"] = "rows"
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return (*self._map_exchanges(round), Exchange(trains=False))
@@ -84,8 +86,15 @@ class ClosedForm(Method):
             raise ConfigError(
                 f"{self.name}: views = false does nothing without training.augmentation; leave it at true"
             )
-        if self.unit_features and not server.prepare(server.input_example).is_floating_point():
+        if server.prepare(server.input_example).is_floating_point():
+            return
+        if self.unit_features:
             raise ConfigError(f"{self.name}: expected inputs of floats with unit_features, got ids of words")
+        if self.second_moments == "clients":
+            raise ConfigError(
+                f"{self.name}: second_moments = 'clients' does nothing for ids of words, of which no S is sent; leave "
+                "it at 'rows'"
+            )
 
     # client: sums of features, once --------------------------------------------------------------------------
     def upload(self, client: Client, trained: TrainingResult) -> Message:
@@ -95,7 +104,7 @@ class ClosedForm(Method):
         if client.state.get("heard"):
             return {"holds": holds}
         phi = self._map_of(client)
-        has_products = not client.classes or "words" not in phi.tensors
+        has_products = not self.sends_means and (not client.classes or "words" not in phi.tensors)
         sums = sums_of_rows.sum_rows(client, phi, self.views, has_products)  # n_k, M_k, S_k
         return {"holds": holds, "sums": self._as_sent(client, sums)}
 
@@ -115,7 +124,7 @@ class ClosedForm(Method):
         noise = self._noise(client.privacy)
         if not noise:
             return {**sums, "counts": sums["counts"].double()}
-        return noisy_sums.add_noise(sums, noise, sums_of_rows.normals(client, noise))
+        return noisy_sums.add_noise(sums, noise, sums_of_rows.normals(client, noise, self.views, sorted(sums)))
 
     def _noise(self, privacy: Privacy) -> float:
         """z, of noise on the sums; 0: none."""
@@ -147,6 +156,8 @@ class ClosedForm(Method):
         noise = self._noise(server.privacy)
         if self.unit_features and not noisy_sums.are_within(sums, rows, noise):
             return False
+        if self.sends_means:
+            sums = class_statistics.from_class_means(sums)
         if not noise and not class_statistics.are_possible(sums, rows):
             return False
         sums_of_rows.collect(server, client_id, sums, self.keep_sums)
@@ -154,7 +165,7 @@ class ClosedForm(Method):
 
     def _solve(self, sums: Group, classes: int) -> dict[str, Tensor]:
         """W (D, C), b (C,) and, of classes, their shares n / N (C,)."""
-        if self.unit_features:
+        if self.unit_features and not self.sends_means:
             sums = noisy_sums.nearest_possible(sums)
         if not classes:
             weight, bias = closed_forms.ridge(sums, self.shrinkage)
@@ -258,12 +269,15 @@ class ClosedForm(Method):
 
     @property
     def requirements(self) -> Requirements:
-        classes = "unit_features bound no number to predict" if self.unit_features else ""
-        return Requirements(
-            same_input_shape=True,
-            classes=classes,
-            shared_outputs="it adds up rows by class",
-        )
+        classes = "means are of classes" if self.second_moments == "clients" else ""
+        if self.unit_features:
+            classes = "unit_features bound no number to predict"
+        return Requirements(same_input_shape=True, classes=classes, shared_outputs="it adds up rows by class")
+
+    @property
+    def sends_means(self) -> bool:
+        """Whether n and M are all that is sent. A client alone, which sends nothing, has the S of its rows."""
+        return self.second_moments == "clients" and not self.is_alone
 
     @property
     def bounds_rows(self) -> bool:

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import hmac
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ def form(known: UploadContext, name: str) -> Members:
     rows = server.classes or 1  # where numbers are predicted all rows are one class
     counts = Entry((rows,), _EXACT) if method.unit_features else Entry((rows,), (torch.int64,), 0, "N")
     entries = {"counts": counts, "sums": Entry((rows, width), _EXACT)}
-    if features is not None or not server.classes:
+    if not method.sends_means and (features is not None or not server.classes):
         triangle = UpTo("D (D + 1) / 2", _MOST_WORDS**2) if isinstance(width, UpTo) else width * (width + 1) // 2
         entries["products"] = Entry((triangle,), _EXACT)
     return Members({key: (entry,) for key, entry in entries.items()})
@@ -92,16 +92,21 @@ def times(sums: Group, factor: float) -> dict[str, Tensor]:
     return {name: tensor if name == "counts" else tensor * factor for name, tensor in sums.items()}
 
 
-def normals(client: Client, noise: float) -> Normals:
+def normals(client: Client, noise: float, use_views: bool, names: Sequence[str]) -> Normals:
     """What a client's noise is made of: the same for the same rows and features, whenever and wherever they are summed.
 
-    It comes from the run's seed, or from the client's secret and all that the sums are of.
+    It comes from the run's seed, or from the client's secret and all that the sums are of: of two releases with the
+    same draws the difference would show the rows.
+
+    Args:
+        use_views: as in `sum_rows`. names: of the sums.
     """
     if client.secret is None:
         draws = generator(client.seed, "noise on sums", client.id)
         return lambda shape: torch.randn(shape, generator=draws, dtype=torch.float64)
     train = client.data.train
-    facts = json.dumps([client.id, noise, client.classes, client.training.augmentation]).encode()
+    views = client.training.augmentation if use_views else "none"
+    facts = json.dumps([client.id, noise, client.classes, views, names]).encode()
     rows = (to_bytes({"x": client.prepare(x)}) for x in train.x.split(_AT_ONCE))
     parts = (facts, to_bytes({"map": get_group(client.state, "map"), "y": train.y}), *rows)
     digests = b"".join(hashlib.sha256(part).digest() for part in parts)

@@ -23,22 +23,20 @@ from __future__ import annotations
 import functools
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import record_tables
 import reference_tables
-from results_pages import RESULTS, SUITES, Measurement, measurements, settings
+from results_pages import SUITES, Measurement, measurements, settings
 
 from polyfed.errors import ConfigError
 from polyfed.escaping import markdown_text
 from polyfed.experiments import method_facts
 from polyfed.registry import METHODS
-from polyfed.report.benchmark_results import ProcessorTime, RowResult, SettingResult, read_processor_time
-from polyfed.report.benchmark_worth import gain_between, gains_of
-from polyfed.report.findings import Gains
+from polyfed.report.benchmark_results import RowResult, SettingResult
 from polyfed.report.statistics import Estimate, mean_of
 from polyfed.report.text_tables import Column
 from polyfed.units import human_bytes, human_count
@@ -125,23 +123,23 @@ def _table_link(file: str) -> str:
 
 
 class Placed(NamedTuple):
-    """A method's row in a setting. gain: over Local. apart: the gain taken apart, where the method also ran alone."""
+    """A method's row in a setting. gain: over Local. federated: over itself alone, where it has run so."""
 
     setting: SettingResult
     row: RowResult
     gain: Estimate
-    apart: Gains | None
+    federated: Estimate | None
 
 
 @functools.cache
 def placed_rows(suite: str) -> tuple[Placed, ...]:
     """Those of all methods in all settings, Local and controls left out."""
-    apart = {name: gains_of(one) for name, one in settings(suite).items()}
     return tuple(
-        Placed(one, row, gain_between(one, "local", row.name), apart[name].get(row.name))
-        for name, one in settings(suite).items()
-        for row in one.methods
-        if row.method != "local" and row.hyperparameters.get("control", "none") == "none"
+        Placed(one, row, one.gain(row.name), one.gain(row.name, alone) if alone in one.names else None)
+        for one in settings(suite).values()
+        for row in one.rows
+        if not row.control and row.method != "local" and row.hyperparameters.get("control", "none") == "none"
+        for alone in [f"{row.name}-alone"]
     )
 
 
@@ -178,10 +176,10 @@ class OverSettings:
     def of(cls, found: Sequence[Placed]) -> OverSettings:
         """That of a method's rows."""
         gains = [placed.gain for placed in found]
-        apart = [placed.apart for placed in found if placed.apart is not None]
-        federated = [parts.federated for parts in apart if not parts.rises_below_local]
+        with_alone = [placed for placed in found if placed.federated is not None]
+        federated = [one.federated for one in with_alone if one.federated and (one.gain.mean or 0.0) >= 0]
         mean = mean_of([gain.mean for gain in gains])
-        return cls(len(found), _count(gains, 1), _count(gains, -1), mean, len(apart), _count(federated, 1))
+        return cls(len(found), _count(gains, 1), _count(gains, -1), mean, len(with_alone), _count(federated, 1))
 
 
 def _settings(count: int) -> str:
@@ -230,17 +228,14 @@ def value(_: str, place: str, row: str, *words: str) -> str:
 
 def _quantity(one: SettingResult, name: str, quantity: str) -> float | None:
     """In [0, 1]."""
-    row = one.row(name)
-    if row is None:
+    if name not in one.names:
         raise ValueError(f"no row '{name}'")
     if quantity == "accuracy":
-        return mean_of(list(row.by_seed.values()))
-    if quantity == "gain":
-        return gain_between(one, "local", name).mean
+        return mean_of(list(one.scores[name].values()))
     if quantity.startswith("over "):
-        return gain_between(one, quantity.removeprefix("over "), name).mean
-    gains = gains_of(one)[name]
-    return {"alone": gains.alone, "federated": gains.federated}[quantity].mean
+        return one.gain(name, quantity.removeprefix("over ")).mean
+    gains = {"gain": (name,), "alone": (f"{name}-alone",), "federated": (name, f"{name}-alone")}
+    return one.gain(*gains[quantity]).mean
 
 
 def table(_: str, place: str) -> str:
@@ -260,7 +255,6 @@ def _table_of_methods(suite: str = "small") -> str:
         found.setdefault(placed.row.name, []).append(placed)
     over = {name: OverSettings.of(rows) for name, rows in found.items()}
     names = sorted(found, key=lambda name: (-over[name].federated, -over[name].above, -(over[name].gain or 0.0)))
-    spent = read_processor_time(RESULTS / f"benchmark-{suite}")
     columns = [
         Column("method", [f"[{name}](methods/{found[name][0].row.method}.md)" for name in names]),
         Column("gain over Local", [_percent(over[name].gain) for name in names]),
@@ -268,7 +262,7 @@ def _table_of_methods(suite: str = "small") -> str:
         Column("below", [str(over[name].below) for name in names]),
         Column("by the others", [_by_the_others(over[name]) for name in names]),
         Column("sent per client and round", [human_bytes(_median_sent(found[name])) for name in names]),
-        Column("time, Local = 1", [f"{_median_time(found[name], spent):.1f}" for name in names]),
+        Column("time, Local = 1", [f"{_median_time(found[name]):.1f}" for name in names]),
     ]
     lines = [[column.heading for column in columns], [":--", *["--:"] * (len(columns) - 1)]]
     lines += zip(*(column.cells for column in columns), strict=True)
@@ -281,17 +275,19 @@ def _by_the_others(over: OverSettings) -> str:
 
 def _median_sent(found: Sequence[Placed]) -> float:
     """Bytes of a client in a round, up and down; median over settings."""
-    return statistics.median((one.row.bytes_of_run or 0) / one.setting.clients / one.setting.rounds for one in found)
+    sent = [(_mean(one, one.row.name, "bytes_up") + _mean(one, one.row.name, "bytes_down"), one) for one in found]
+    return statistics.median(total / one.setting.clients / one.setting.rounds for total, one in sent)
 
 
-def _median_time(found: Sequence[Placed], spent: Mapping[str, ProcessorTime]) -> float:
+def _median_time(found: Sequence[Placed]) -> float:
     """Processor time over Local's; median over settings."""
-    runs = [(spent[one.setting.setting].runs, one.row.name) for one in found]
-    return statistics.median(_mean_time(by_row, name) / _mean_time(by_row, "local") for by_row, name in runs)
+    times = [[_mean(one, name, "processor_seconds") for name in (one.row.name, "local")] for one in found]
+    return statistics.median(own / local for own, local in times)
 
 
-def _mean_time(runs: Mapping[str, Mapping[str, float | None]], name: str) -> float:
-    return statistics.fmean(seconds for seconds in runs[name].values() if seconds is not None)
+def _mean(placed: Placed, row: str, metric: str) -> float:
+    one = placed.setting
+    return one.means(metric)[one.names.index(row)] or 0.0
 
 
 def _number(cell: str) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 from results_pages import RESULTS, measurements, settings
 
 from polyfed.report.benchmark_results import SettingResult
-from polyfed.report.benchmark_worth import gain_between
 from polyfed.report.plot_style import HEIGHT, SHEET, canvas, empty_figure, legend, line_style, style_axes
 
 UNLIKE_OWN = {  # stored table -> its column, and what it shows
@@ -87,7 +86,7 @@ def _gains(
 ) -> Any:
     """Draw a row's gains over Local in the settings that have it."""
     axes.axhline(0, color="black", linewidth=0.8)
-    gains = [(place, gain_between(one, "local", name)) for place, one in zip(x, settings, strict=True)]
+    gains = [(place, one.gain(name)) for place, one in zip(x, settings, strict=True)]
     known = [(place, 100 * gain.mean, 100 * (gain.margin or 0.0)) for place, gain in gains if gain.mean is not None]
     places, means, margins = zip(*known, strict=True)
     look = {**line_style(number), "elinewidth": 1, "capsize": 2, "markersize": 4, **style}

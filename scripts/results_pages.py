@@ -21,7 +21,7 @@ from typing import NamedTuple
 from polyfed.config.protocol import Protocol
 from polyfed.escaping import markdown_text
 from polyfed.report.benchmark_page import to_markdown as benchmark_page
-from polyfed.report.benchmark_results import SettingResult, read_processor_time, read_results
+from polyfed.report.benchmark_results import SettingResult, read_results
 from polyfed.report.compare_command import read_command
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import sub_tables
@@ -186,10 +186,9 @@ def _page_of_suite(suite: str) -> str:
     protocol = Protocol.load(ROOT / "suites" / suite)
     folder = RESULTS / f"benchmark-{suite}"
     found = settings(suite)
-    spent = read_processor_time(folder)
-    page = benchmark_page(protocol.title, list(found.values()), spent, list(protocol.settings), protocol.primary)
+    page = benchmark_page(protocol.title, list(found.values()), list(protocol.settings), protocol.primary)
     title, _, rest = page.partition("\n")
-    files = " · ".join(f"[{name}]({folder.name}/{name}.json)" for name in [*found, "processor-seconds"])
+    files = " · ".join(f"[{name}]({folder.name}/{name}.json)" for name in found)
     command = f"    polyfed benchmark suites/{suite} --results docs/results/{folder.name}"
     about = "The command runs all of it; what each part of this page is: [benchmarks]"
     return f"{title}\n\n{command}\n\n{about}(../benchmark.md#result). JSON: {files}\n{rest}"

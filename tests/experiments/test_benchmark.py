@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import tomllib
@@ -17,6 +16,8 @@ from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments import benchmark as module
 from polyfed.experiments.benchmark import Benchmark, benchmark
 from polyfed.experiments.sweep import Sweep
+from polyfed.report.benchmark_results import RowResult, SettingResult, Tuning
+from tests.helpers.benchmark_figures import without_times
 from tests.helpers.refusals import refusal
 from tests.helpers.small_recipe import small_recipe
 
@@ -75,13 +76,22 @@ def results_of(folder: Path) -> dict[Path, dict[str, Any]]:
     return {path.parent: json.loads(path.read_text()) for path in sorted(folder.rglob("result.json"))}
 
 
-def figures(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*.json") if path.name != "processor-seconds.json"}
+def figures(folder: Path) -> dict[str, Any]:
+    """What is stored of all settings, without the times, which equal runs do not share."""
+    return {path.name: without_times(json.loads(path.read_text())) for path in folder.glob("*.json")}
+
+
+def row_of(setting: SettingResult, name: str) -> RowResult:
+    return setting.rows[setting.names.index(name)]
+
+
+def tuning_of(setting: SettingResult) -> dict[str, Tuning]:
+    return {row.name: row.tuning for row in setting.rows if row.tuning}
 
 
 def test_each_method_is_tuned_by_validation_with_as_many_trials(done: Benchmark) -> None:
     for setting in done.settings:
-        for method, tuned in setting.tuning.items():
+        for method, tuned in tuning_of(setting).items():
             chosen = tuned.chosen
             trials = results_of(done.folder / "tuning" / setting.setting / method)
             own = [one for one in trials.values() if one["method"] == method]
@@ -97,16 +107,13 @@ def test_what_was_chosen_is_scored_on_other_seeds(done: Benchmark) -> None:
     assert [one.setting for one in done.settings] == ["short", "long"]
     for setting, seeds in zip(done.settings, ({"0"}, {"0", "1"}), strict=True):
         assert {row.name for row in setting.rows} == {"local", "fedgh", "fedproto"}
-        assert all(set(row.accuracy) == seeds for row in setting.rows)
-        for method, tuned in setting.tuning.items():
+        assert all(set(row.figures["accuracy"]) == seeds for row in setting.rows)
+        for method, tuned in tuning_of(setting).items():
             for run in results_of(done.folder / setting.setting / method).values():
                 assert tuned.chosen.items() <= run["hyperparameters"].items()
-                row = setting.row(method)
-                assert row is not None
-                assert row.accuracy[str(run["seed"])] == run["accuracy"]
-                assert row.validation[str(run["seed"])] == run["validation"]
-                assert row.best[str(run["seed"])] == run["accuracy_best_by_validation"]
-                assert row.rounds[str(run["seed"])] == run["rounds"]
+                row = row_of(setting, method)
+                for metric, by_seed in row.figures.items():
+                    assert by_seed[str(run["seed"])] == run[metric]
 
 
 FAIR = """
@@ -143,34 +150,34 @@ def fair(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
 
 def test_local_and_methods_alone_are_tuned_each_for_itself_over_learning_rates_too(fair: Benchmark) -> None:
     (setting,) = fair.settings
-    assert list(setting.tuning) == ["local", "fedgh", "fedgh-alone"]
+    assert list(tuning_of(setting)) == ["local", "fedgh", "fedgh-alone"]
     assert [row.name for row in setting.rows] == ["local", "fedgh", "fd", "fedgh-alone"]
-    for name, tuned in setting.tuning.items():
+    for name, tuned in tuning_of(setting).items():
         trials = results_of(fair.folder / "tuning" / "short" / name)
         recipes = {folder: tomllib.loads((folder / "recipe.toml").read_text()) for folder in trials}
         assert all(recipe["method"].get("alone", False) == (name == "fedgh-alone") for recipe in recipes.values())
-        assert tuned.tried["training.lr"] == [0.05, 0.2]
-        row = setting.row(name)
-        assert row is not None
-        assert tuned.chosen.items() <= row.hyperparameters.items()
+        assert tuned.tried["training.lr"][:2] == [0.05, 0.2]
+        common = {"training.lr": 0.1, "training.weight_decay": 0.0}  # as in the recipe
+        assert tuned.chosen.items() <= (common | row_of(setting, name).hyperparameters).items()
 
 
 def test_the_best_of_the_first_tuning_seed_go_on_with_the_others(fair: Benchmark) -> None:
-    for name, tuned in fair.settings[0].tuning.items():
+    for name, tuned in tuning_of(fair.settings[0]).items():
         trials = results_of(fair.folder / "tuning" / "short" / name)
         first = {folder.parent.name: one["validation"] for folder, one in trials.items() if one["seed"] == 7}
         others = {folder.parent.name for folder, one in trials.items() if one["seed"] == 8}
-        added = 1 + len(tuned.widened)
-        assert len(first) == 4 if not tuned.widened else len(first) > 4
-        assert 2 <= len(others) <= 2 * added
+        added = sum(len(values) - 2 for values in tuned.tried.values())
+        assert len(first) == 4 if not added else len(first) > 4
+        assert 2 <= len(others) <= 2 * (1 + added)
         assert max(first, key=lambda slug: first[slug]) in others or max(first.values()) in [first[s] for s in others]
 
 
 def test_a_grid_is_widened_once_where_the_value_at_its_end_is_chosen(fair: Benchmark) -> None:
-    widened = [tuned.widened for tuned in fair.settings[0].tuning.values()]
-    assert any(widened)
+    tried = [tuned.tried for tuned in tuning_of(fair.settings[0]).values()]
+    widened = [(name, value) for grid in tried for name, values in grid.items() for value in values[2:]]
+    assert widened
     beyond = {"training.lr": {0.0125, 0.8}, "header_lr": {0.0001, 100.0}, "training.weight_decay": {0.0001, 0.1}}
-    for name, value in itertools.chain(*(one.items() for one in widened)):
+    for name, value in widened:
         assert value in beyond[name]
 
 
@@ -193,12 +200,10 @@ def test_one_beyond_continues_the_ratio_of_the_last_two(values: list[Any], chose
 
 def test_a_second_start_runs_nothing_and_changes_nothing(done: Benchmark, suite: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in done.folder.rglob("result.json")}
-    written = figures(done.folder / "results")
-    page = (done.folder / "results" / "benchmark.md").read_bytes()
+    written = {path: path.read_bytes() for path in (done.folder / "results").iterdir()}
     again = benchmark(suite, done.folder)
     assert {path: path.stat().st_mtime_ns for path in done.folder.rglob("result.json")} == before
-    assert figures(done.folder / "results") == written
-    assert (done.folder / "results" / "benchmark.md").read_bytes() == page
+    assert {path: path.read_bytes() for path in (done.folder / "results").iterdir()} == written
     assert again.table == done.table
 
 
@@ -252,14 +257,6 @@ def test_methods_one_after_the_other_come_to_the_same(done: Benchmark, suite: Pa
         benchmark(suite, tmp_path / name, methods=[name], results=tmp_path / "results")
         assert {path.name for path in (tmp_path / name / "tuning/long").iterdir()} == {name}
     assert figures(tmp_path / "results") == figures(done.folder / "results")
-    spent = {
-        place: json.loads((place / "processor-seconds.json").read_text())
-        for place in (tmp_path / "results", done.folder / "results")
-    }
-    (pieces, whole) = spent.values()
-    assert {s: {k: set(v) for k, v in one.items()} for s, one in pieces.items()} == {
-        s: {k: set(v) for k, v in one.items()} for s, one in whole.items()
-    }
 
 
 def test_a_further_method_gets_a_row_and_the_others_stay(
@@ -270,7 +267,7 @@ def test_a_further_method_gets_a_row_and_the_others_stay(
     shutil.copytree(done.folder / "results", results)
     stored = json.loads((results / "short.json").read_text())
     for row in stored["rows"]:
-        row["accuracy"] = dict.fromkeys(row["accuracy"], 0.125)
+        row["figures"]["accuracy"] = dict.fromkeys(row["figures"]["accuracy"], 0.125)
     data = stored.pop("data")  # as in those of older versions, of which it is not known
     del stored["recipe"]["training"]["momentum"]  # a key that has come since counts as its default
     (results / "short.json").write_text(json.dumps(stored))
@@ -283,7 +280,6 @@ def test_a_further_method_gets_a_row_and_the_others_stay(
     found = json.loads((results / "short.json").read_text())
     assert [row["name"] for row in found["rows"]] == ["local", "fedgh", "fedproto", "fd"]
     assert found["rows"][1:3] == stored["rows"][1:3]
-    assert found["tuning"] == stored["tuning"]
     assert found["data"] == data
     assert {path.name for path in (tmp_path / "out/short").iterdir()} == {"local", "fd"}
     assert "| fd |" in (results / "benchmark.md").read_text()
@@ -347,7 +343,7 @@ def test_figures_are_written_after_every_method(
     assert [row["name"] for row in stored["rows"]] == ["local", "fedgh"]
     monkeypatch.undo()
     benchmark(suite, tmp_path / "out", settings=["short"])
-    assert (tmp_path / "out/results/short.json").read_bytes() == (done.folder / "results/short.json").read_bytes()
+    assert figures(tmp_path / "out/results")["short.json"] == figures(done.folder / "results")["short.json"]
 
 
 def test_a_method_whose_trials_fail_does_not_keep_the_others_from_running(

@@ -24,6 +24,7 @@ from polyfed.experiments import benchmark as module
 from polyfed.experiments import planned_runs
 from polyfed.experiments.benchmark import benchmark
 from tests.experiments.test_planned_runs import RECIPE, place
+from tests.helpers.benchmark_figures import without_times
 from tests.helpers.processes import ended, started
 
 __all__ = ["place"]
@@ -132,8 +133,7 @@ def outcomes(folder: str) -> dict[str, Any]:
         sums = [one["sha256"] for one in json.loads(models.read_text()).values()] if models.exists() else []
         found[str(path.relative_to(folder))] = (scores, sums)
     for path in sorted(Path(folder, "results").glob("*.json")):
-        if path.name != "processor-seconds.json":
-            found[path.name] = path.read_text()
+        found[path.name] = without_times(json.loads(path.read_text()))
     return found
 
 

@@ -28,7 +28,7 @@ def test_every_marker_of_every_page_stands_for_something() -> None:
 
 def test_numbers_are_those_of_the_stored_results() -> None:
     one = MARKERS.settings("worth")["digits"]
-    gains = [one.row("closed-form").by_seed[seed] - one.row("local").by_seed[seed] for seed in one.seeds]
+    gains = [one.scores["closed-form"][seed] - one.scores["local"][seed] for seed in one.seeds]
     mean = 100 * sum(gains) / len(gains)
     assert shown("It gains {{ value worth/digits closed-form gain }} points.") == f"It gains {mean:.1f} points."
     assert shown("{{ value worth/digits closed-form over local }}") == f"{mean:.1f}"

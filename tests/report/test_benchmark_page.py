@@ -11,14 +11,7 @@ import pytest
 
 from polyfed.records.fields import validated
 from polyfed.report.benchmark_page import to_markdown, write_page
-from polyfed.report.benchmark_results import (
-    ProcessorTime,
-    RowResult,
-    SettingResult,
-    read_processor_time,
-    read_results,
-    write_result,
-)
+from polyfed.report.benchmark_results import RowResult, SettingResult, read_results, write_result
 from tests.helpers.benchmark_figures import row
 from tests.helpers.benchmark_figures import setting as made
 from tests.helpers.refusals import refusal
@@ -27,16 +20,18 @@ LOCAL = (0.50, 0.52, 0.54)
 ALONE = (0.52, 0.55, 0.58)  # gains 0.02, 0.03, 0.04, so that together adds 0.08, 0.09, 0.10
 ABOVE = (0.60, 0.64, 0.68)  # gains 0.10, 0.12, 0.14: 0.12 +- 4.3027 * 0.02 / sqrt(3)
 BELOW = (0.40, 0.42, 0.44)
-SPENT = ProcessorTime(tuning={"above": 90.0}, runs={"above": {"0": 60.0, "1": 120.0, "2": 180.0}})
+TUNING = {"tried": {"rate": [0.1, 1.0]}, "seeds": [7], "chosen": {"rate": 0.1}, "processor_seconds": 90.0}
 
 
 def setting(name: str, score: str) -> SettingResult:
-    rows = [row("local", LOCAL), row("above", ABOVE), row("below", BELOW)]
-    rows += [row("above-alone", ALONE, "alone"), row("below-alone", BELOW, "alone")]
-    rows.append(row("pooled-tuned", ABOVE, "pooled-tuned", "local"))
-    tuning = {"above": {"tried": {"rate": [0.1, 1.0]}, "seeds": [7], "chosen": {"rate": 0.1}}}
+    spent = {"processor_seconds": {"0": 60.0, "1": 120.0, "2": 180.0}}
+    above = row("above", ABOVE, score=score) | {"tuning": TUNING}
+    above["figures"] |= spent
+    rows = [row("local", LOCAL, score=score), above, row("below", BELOW, score=score)]
+    rows += [row("above-alone", ALONE, "alone", score=score), row("below-alone", BELOW, "alone", score=score)]
+    rows.append(row("pooled-tuned", ABOVE, "pooled-tuned", "local", score=score))
     told = {"scored_on": "on one global test set, plain mean over clients", "changes": "Preset small."}
-    return made(rows, score, name, tuning=tuning, **told)
+    return made(rows, score, name, **told)
 
 
 def lines(page: str, begin: str) -> list[str]:
@@ -44,7 +39,7 @@ def lines(page: str, begin: str) -> list[str]:
 
 
 def test_a_table_by_hand() -> None:
-    page = to_markdown("Two", [setting("one", "accuracy")], {"one": SPENT})
+    page = to_markdown("Two", [setting("one", "accuracy")])
     assert lines(page, "above")[-2] == (
         "| above | 64.00 ± 4.00 | +12.00 [+7.03, +16.97] | 6.19 | +3.00 | +9.00 | 1.0 KiB | 2 min 00 s |"
     ), "smallest shown: (4.3027 + 1.0607) * 2 / sqrt(3)"
@@ -58,29 +53,27 @@ def test_a_table_by_hand() -> None:
 
 
 def test_the_lowest_error_is_the_best() -> None:
-    page = to_markdown("Errors", [setting("one", "rmse")], {})
+    page = to_markdown("Errors", [setting("one", "rmse")])
     assert "| method | RMSE |" in page
     assert lines(page, "below")[-1].startswith("| below | 0.4200 ± 0.02000 |")
     assert "+0.1000" in lines(page, "below")[-1], "0.1 less than Local is a gain"
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
-    spent = {
-        "one": ProcessorTime(tuning={"above": 2.0, "below": 0.5}, runs={"above": {"0": 1.0}}),
-        "two": ProcessorTime(tuning={}, runs={"above": {"0": None}}),
-    }
-    for name, one in spent.items():
-        write_result(setting(name, "accuracy"), one, tmp_path)
+    for name in ("one", "two"):
+        write_result(setting(name, "accuracy"), tmp_path)
     assert read_results(tmp_path, ["one", "two", "three"]) == [setting("one", "accuracy"), setting("two", "accuracy")]
-    assert read_processor_time(tmp_path) == spent
-    times = (tmp_path / "processor-seconds.json").read_bytes()
-    for name in ("two", "one"):
-        reordered = ProcessorTime(tuning=dict(reversed(spent[name].tuning.items())), runs=spent[name].runs)
-        write_result(setting(name, "accuracy"), reordered, tmp_path)
-    assert (tmp_path / "processor-seconds.json").read_bytes() == times, "another order, the same file"
     found, (page,) = write_page(tmp_path, "A & B", ["one", "two", "three"])
     assert len(found) == 2
     assert "Not begun: three." in page.read_text()
+    assert "| above | rate 0.1, 1 | rate 0.1 |" in page.read_text()
+
+
+def test_a_column_is_a_group_by_of_the_frame() -> None:
+    stored = setting("one", "accuracy")
+    scores = stored.frame[stored.frame["metric"] == "accuracy"].groupby("row")["value"]
+    assert scores.max()["above"] == 0.68
+    assert stored.means("processor_seconds") == [None, 120.0, None, None, None, None]
 
 
 def test_what_lies_below_local_has_gained_nothing() -> None:
@@ -89,7 +82,7 @@ def test_what_lies_below_local_has_gained_nothing() -> None:
     alone = validated(RowResult, row("below-alone", (0.30, 0.32, 0.34), "alone", "below"))
     rows = [alone if one.name == alone.name else one for one in stored.rows]
     found = stored.model_copy(update={"rows": rows})
-    page = to_markdown("Below", [found], {})
+    page = to_markdown("Below", [found])
     assert "| below | *+10.00 [+10.00, +10.00]* |" in page
     assert "| -20.00 | *+10.00* |" in lines(page, "below")[-1]
 
@@ -97,7 +90,7 @@ def test_what_lies_below_local_has_gained_nothing() -> None:
 def test_gains_over_a_tuned_local() -> None:
     stored = setting("one", "accuracy")
     tuned = validated(RowResult, row("local-tuned", (0.55, 0.57, 0.59), method="local"))
-    page = to_markdown("Tuned", [stored.model_copy(update={"rows": [*stored.rows, tuned]})], {})
+    page = to_markdown("Tuned", [stored.model_copy(update={"rows": [*stored.rows, tuned]})])
     (_, part_) = page.split("## Gains over local-tuned")
     assert "| above | +7.00 [+2.03, +11.97] |" in part_, "0.07 +- 4.3027 * 0.02 / sqrt(3)"
     assert "| local" not in part_.split("As far as")[0]
@@ -107,7 +100,11 @@ def test_gains_over_a_tuned_local() -> None:
 
 
 def with_score(value: object) -> Callable[[dict[str, Any]], None]:
-    return lambda found: found["rows"][1]["accuracy"].update({"2": value})
+    def change(found: dict[str, Any]) -> None:
+        (scores,) = [found["rows"][1]["figures"][score] for score in ("accuracy", "rmse") if score in str(found)]
+        scores["2"] = value
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -125,7 +122,7 @@ def with_score(value: object) -> Callable[[dict[str, Any]], None]:
 def test_figures_that_cannot_be_are_refused(
     score: str, change: Callable[[dict[str, Any]], None], told: str, tmp_path: Path
 ) -> None:
-    write_result(setting("one", score), ProcessorTime(tuning={}, runs={}), tmp_path)
+    write_result(setting("one", score), tmp_path)
     path = tmp_path / "one.json"
     content = json.loads(path.read_text())
     change(content)

@@ -234,7 +234,7 @@ def benchmark(
     polyfed benchmark suites/digits --methods fedorgp
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments.benchmark import benchmark
-    from polyfed.report.benchmark_page import to_text
+    from polyfed.report.text_tables import NotedTable
 
     named = None if settings is None else parse_names(settings, "--settings", "digits,tweets")
     done = benchmark(
@@ -250,7 +250,7 @@ def benchmark(
         device=device,
         loggers=loggers,
     )
-    print_table(to_text, done)
+    print_table(NotedTable.to_text, done)
 
 
 def check(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -26,24 +26,17 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.planned_runs import PlannedRun, Report, check_planned_runs, data_checksum, run_planned
+from polyfed.experiments.planned_runs import Report, check_planned_runs, data_checksum, plan, run_planned
 from polyfed.experiments.sweep import sweep
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 from polyfed.records.read import flat_table
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder
-from polyfed.report.benchmark_page import WorthTable, write_page
-from polyfed.report.benchmark_results import (
-    SettingResult,
-    Tuning,
-    add_result,
-    read_processor_time,
-    read_results,
-    rows_of,
-)
-from polyfed.report.benchmark_worth import worth_of
-from polyfed.report.run_records import RunRecord, load_runs
+from polyfed.report.benchmark_page import worth_of, write_page
+from polyfed.report.benchmark_results import SettingResult, Tuning, add_rows, read_results, rows_of
+from polyfed.report.run_records import load_runs
+from polyfed.report.statistics import sum_of
 
 __all__ = ["Benchmark", "benchmark"]
 
@@ -99,7 +92,6 @@ def benchmark(  # noqa: PLR0913 - what a user may choose, each by its name
     chosen = None if methods is None else list(dict.fromkeys(list_of("methods", methods)))
     if chosen == []:
         raise ConfigError("methods: expected at least one, got none")
-    read_processor_time(figures)  # an error of theirs comes before the first run
     run = {"workers": workers, "executor": executor, "device": device, "loggers": loggers}
     request = _Request(Path(suite), protocol, place, figures, overwrite, progress, run)
     known = {method for name in names for method in protocol.methods_of(name)}
@@ -110,28 +102,16 @@ def benchmark(  # noqa: PLR0913 - what a user may choose, each by its name
         return here if chosen is None else [name for name in chosen if name in here or name not in known]
 
     every = {name: _Setting(request, name, methods_of(name)) for name in protocol.settings}
-    _check_named(protocol, every.values())
+    possible = [setting.possible_rows() for setting in every.values()]
+    for upper, lower in protocol.primary:
+        if not any({upper, lower} <= rows for rows in possible):
+            raise ConfigError(f"primary: expected two rows that one setting has, got {upper} and {lower}")
     make_folder(figures)
     for name in filter(methods_of, names):
         every[name].run()
         request.write_page()
     found, files = request.write_page()
-    table = WorthTable(tuple(map(worth_of, found))) if found else None
-    return Benchmark(place, table, files, request.failures, request.unlearnt, found)
-
-
-def _check_named(protocol: Protocol, settings: Collection[_Setting]) -> None:
-    """Whether what a suite names can come of it in some setting: primary pairs of rows, and methods alone.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    for upper, lower in protocol.primary:
-        if not any({upper, lower} <= setting.possible_rows() for setting in settings):
-            raise ConfigError(f"primary: expected two rows that one setting has, got {upper} and {lower}")
-    for method in protocol.alone_of or ():
-        if not any(method in protocol.methods_of(one.name) and one.runs_alone(method) for one in settings):
-            raise ConfigError(f"alone_of: expected methods that send something and are no controls, got {method}")
+    return Benchmark(place, worth_of(found) if found else None, files, request.failures, request.unlearnt, found)
 
 
 def key_of(method: str, name: str) -> str:
@@ -184,15 +164,23 @@ class _Setting:
     def possible_rows(self) -> set[str]:
         """The names of all rows that the suite may give."""
         methods = self.protocol.methods_of(self.name)
-        alone = [self._row_name(method, alone=True) for method in methods if self.runs_alone(method)]
+        alone = [self._row_name(method, alone=True) for method in methods if self._runs_alone(method)]
         pooled_rows = ["pooled", "pooled-shares", "pooled-tuned"] if "pooled" in self.protocol.controls else []
         return {*map(self._row_name, (_LOCAL, *methods)), *alone, *pooled_rows}
 
-    def runs_alone(self, method: str) -> bool:
-        """Whether the suite has a row of a method alone."""
+    def _runs_alone(self, method: str) -> bool:
+        """Whether the suite has a row of a method alone.
+
+        Raises:
+            ConfigError: it asks for one, and there is none.
+        """
         asked = self.protocol.alone_of
-        is_asked = "alone" in self.protocol.controls and (asked is None or method in asked)
-        return is_asked and method != _LOCAL and runs_alone(self.recipe.choose(method))
+        if "alone" not in self.protocol.controls or method == _LOCAL or method not in (asked or [method]):
+            return False
+        is_possible = runs_alone(self.recipe.choose(method))
+        if asked and not is_possible:
+            raise ConfigError(f"alone_of: expected methods that send something and are no controls, got {method}")
+        return is_possible
 
     def run(self) -> None:
         """Tune the methods and run their rows; figures are written after every method.
@@ -218,11 +206,9 @@ class _Setting:
         """
         own = self.protocol.settings[self.name]
         tuned = [f"{key_of(method, name)}={to_toml(value)}" for name, value in chosen.items()]
-        recipe = Recipe.load(
-            self.request.folder / own.recipe, [*self._changes(), *tuned], preset=own.preset, **self.request.run
-        )
-        shown = [change for change in tuned if change.startswith("training.")]  # the others stand in [method]
-        return recipe.with_run(overrides=[*own.overrides, *shown])
+        changes = [*self._changes(), *tuned]
+        recipe = Recipe.load(self.request.folder / own.recipe, changes, preset=own.preset, **self.request.run)
+        return recipe.with_run(overrides=own.overrides)
 
     def _changes(self) -> list[str]:
         """What is changed of the recipe, as ``--set`` takes it; its own ``run.keep`` comes last, and holds."""
@@ -263,73 +249,37 @@ class _Setting:
     # a method -------------------------------------------------------------------------------------------------------
 
     def _run_method(self, method: str, data: DataCache) -> None:
+        """Tune a method, run it with its controls, and write their rows; none where no trial was finished."""
+        rows: list[Recipe] = []
         tuning: dict[str, Tuning] = {}
-        for alone in self._tuned_rows(method):
-            tuned = self._tune(method, alone)
-            if tuned is None:
-                return
-            tuning[self._row_name(method, alone)] = tuned
-        rows = self._rows_of(method, tuning)
-        runs = self._run_rows(rows, data)
-        found = [
-            each
-            for row in rows
-            if row.name in runs
-            for each in rows_of(row.name, runs[row.name], self._hyperparameters(row), row.chosen_method.is_control)
-        ]
-        if not found:
-            return
-        trials = {row: [run for run in load_runs(self._tuning_folder(row)) if run.finished] for row in tuning}
-        order = dict.fromkeys((_LOCAL, *self.protocol.methods_of(self.name), *self.methods))
-        with lock_folder(self.request.figures, waits=True):
-            add_result(
-                self.request.figures,
-                self.name,
-                found,
-                runs,
-                recipe=described(self.recipe),
-                tuning=tuning,
-                trials=trials,
-                order=list(map(self._row_name, order)),
-            )
-
-    def _rows_of(self, method: str, tuning: Mapping[str, Tuning]) -> list[Recipe]:
-        """A method, and its controls, each with what validation has chosen for it, or for the method together."""
-        chosen = {row: tuned.chosen for row, tuned in tuning.items()}
-        together = chosen.get(self._row_name(method), {})
-        tuned = self._recipe_of(together, method)
-        rows = [tuned.choose(method)]
-        if method == _LOCAL and "pooled" in self.protocol.controls:
-            rows.append(pooled(tuned))
-        if self.runs_alone(method):
-            own = chosen.get(self._row_name(method, alone=True), together)
-            rows.append(self._recipe_of(own, method).choose_alone(method))
-        return rows
-
-    def _run_rows(self, rows: Sequence[Recipe], data: DataCache) -> dict[str, list[RunRecord]]:
-        """Run what is not done of some rows, seed by seed, so that the runs of a seed share the data in memory.
-
-        Returns:
-            Row -> its finished runs; none where there are none.
-        """
-        folder = self.request.out / self.name
-        planned = [
-            PlannedRun(row.name, row.with_run(seed=seed, out=None), folder / row.name / f"seed-{seed}")
-            for seed in self.protocol.seeds_of(self.name)
-            for row in rows
-        ]
-        pending = check_planned_runs(planned, folder, self.request.overwrite, data)
+        chosen: Mapping[str, Any] = {}
+        for alone in [False, True] if self._runs_alone(method) else [False]:
+            if self._grid(method) and (not alone or method in (self.protocol.tune_alone or ())):
+                tuned = self._tune(method, alone)
+                if tuned is None:
+                    return
+                tuning[self._row_name(method, alone)] = tuned
+                chosen = tuned.chosen
+            recipe = self._recipe_of(chosen, method)
+            rows.append(recipe.choose_alone(method) if alone else recipe.choose(method))
+            if method == _LOCAL and "pooled" in self.protocol.controls:
+                rows.append(pooled(recipe))
+        planned = plan(rows, self.protocol.seeds_of(self.name), self.request.out / self.name)
+        pending = check_planned_runs(planned, self.request.out / self.name, self.request.overwrite, data)
         done = run_planned(planned, pending, self.request.overwrite, data, self.watchers)
         self.request.failures.update({f"{self.name}: {title}": why for title, why in done.failures.items()})
         self.request.unlearnt.update({f"{self.name}: {title}": line for title, line in done.unlearnt.items()})
-        return {row.name: runs for row in rows if (runs := done.of_row(row.name))}
-
-    def _hyperparameters(self, row: Recipe) -> dict[str, Any]:
-        """All hyperparameters of a row's method, and the settings of [training] chosen for it, as figures keep them."""
-        found: dict[str, Any] = _as_json(row.to_dict()["method"])
-        del found["name"]
-        chosen = row.run.overrides[len(self.recipe.run.overrides) :]
-        return found | {".".join(keys): _as_json(value) for keys, value in map(parse_override, chosen)}
+        if not done.runs:
+            return
+        kept = described(self.recipe)
+        found = [
+            each
+            for row in rows
+            for each in rows_of(row.name, done.of_row(row.name), kept, row.chosen_method.is_control, tuning)
+        ]
+        order = dict.fromkeys((_LOCAL, *self.protocol.methods_of(self.name), *self.methods))
+        with lock_folder(self.request.figures, waits=True):
+            add_rows(self.request.figures, self.name, found, done.runs, kept, list(map(self._row_name, order)))
 
     # tuning ---------------------------------------------------------------------------------------------------------
 
@@ -337,27 +287,21 @@ class _Setting:
         """Hyperparameter -> the values that are tried; empty for a method that is not tuned."""
         return self.protocol.tuning_of(self.name).get(method, {})
 
-    def _tuned_rows(self, method: str) -> list[bool]:
-        """Which rows of a method are tuned: False for the method, True for the method alone, if for itself."""
-        if not self._grid(method):
-            return []
-        is_separate = method in (self.protocol.tune_alone or ()) and self.runs_alone(method)
-        return [False, True] if is_separate else [False]
-
     def _tune(self, method: str, alone: bool) -> Tuning | None:
         """What validation chooses of the values tried for a row; None where no trial was finished."""
         grid = self._grid(method)
         chosen = self._search(method, alone, grid, self.request.overwrite)
-        further: dict[str, Any] = {}
         if chosen is not None and self.protocol.widen:
             beyond = {name: one_beyond(values, chosen[name]) for name, values in grid.items()}
-            further = {name: value for name, value in beyond.items() if self._is_allowed(method, name, value)}
-        if further:
-            wider = {name: [*values, further[name]] if name in further else values for name, values in grid.items()}
-            chosen = self._search(method, alone, wider, overwrite=False)
+            further = {name: [value] for name, value in beyond.items() if self._is_allowed(method, name, value)}
+            if further:
+                grid = {name: [*values, *further.get(name, [])] for name, values in grid.items()}
+                chosen = self._search(method, alone, grid, overwrite=False)
         if chosen is None:
             return None
-        return Tuning(tried=_as_json(grid), widened=further, seeds=self.protocol.tuning_seeds, chosen=_as_json(chosen))
+        trials = [run for run in load_runs(self._tuning_folder(self._row_name(method, alone))) if run.finished]
+        seconds = sum_of([run.figure("processor_seconds") for run in trials])
+        return Tuning(tried=grid, seeds=self.protocol.tuning_seeds, chosen=chosen, processor_seconds=seconds)
 
     def _is_allowed(self, method: str, name: str, value: Any) -> bool:
         """Whether a value beyond those tried is one that the method takes."""
@@ -425,24 +369,20 @@ def one_beyond(values: Sequence[Any], chosen: Any) -> Any:
 def first_difference(stored: Mapping[str, Any], recipe: Recipe) -> tuple[str, Any, Any] | None:
     """The first key in which a stored recipe is another than this one: its name, the stored value and this one's."""
     here = flat_table(described(recipe))
-    there = flat_table(stored)
-    for key, value in there.items():  # first, so that nothing is resolved, or imported, that the recipe does not name
+    for key, value in flat_table(stored).items():  # first: nothing is imported that the recipe does not name
         if here.get(key) != value:
             return key, value, here.get(key)
-    if here.keys() - there.keys():
-        there = flat_table(_with_new_defaults(stored, recipe))
-    for key, value in here.items():
-        if there.get(key) != value:
-            return key, there.get(key), value
-    return None
+    there = flat_table(_with_new_defaults(stored, recipe))
+    return next(((key, there.get(key), value) for key, value in here.items() if there.get(key) != value), None)
 
 
 def described(recipe: Recipe) -> dict[str, Any]:
     """A recipe as figures keep it: resolved, without method, run and the place of data."""
     found = recipe.choose(_LOCAL).to_dict()
     found["data"].pop("root", None)
-    kept: dict[str, Any] = _as_json({name: table for name, table in found.items() if name not in ("method", "run")})
-    return kept
+    kept = {name: table for name, table in found.items() if name not in ("method", "run")}
+    as_stored: dict[str, Any] = json.loads(json.dumps(kept))
+    return as_stored
 
 
 def _with_new_defaults(stored: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
@@ -451,7 +391,3 @@ def _with_new_defaults(stored: Mapping[str, Any], recipe: Recipe) -> dict[str, A
         return described(Recipe.from_dict({**stored, "method": {"name": _LOCAL}}, beside=recipe.beside))
     except ConfigError:
         return dict(stored)
-
-
-def _as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value))

@@ -11,7 +11,7 @@ from polyfed.engine.arguments import list_of
 from polyfed.errors import ConfigError
 from polyfed.experiments.controls import controls_of
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.planned_runs import PlannedRun, Report, check_planned_runs, run_planned
+from polyfed.experiments.planned_runs import Report, check_planned_runs, plan, run_planned
 from polyfed.experiments.run import resolve_recipe
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
@@ -90,11 +90,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         chosen |= controls_of(base, chosen)
     _check_names(chosen)
     unique_seeds = list(dict.fromkeys(seeds))
-    planned = [  # seed by seed, so that the runs of a seed share the data in memory
-        PlannedRun(one.name, one.with_run(seed=seed, out=None), folder / one.name / f"seed-{seed}")
-        for seed in unique_seeds
-        for one in chosen.values()
-    ]
+    planned = plan(chosen.values(), unique_seeds, folder)
     watchers: list[Logger] = [Console()] if progress else []
     pending = check_planned_runs(planned, folder, overwrite, data)
     if len(unique_seeds) < SEEDS:

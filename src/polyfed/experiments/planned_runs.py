@@ -8,7 +8,7 @@ what a killed one left.
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,16 @@ from polyfed.markup import image, notes, paragraph
 from polyfed.registry import own_code
 from polyfed.report.run_records import RunRecord, load_runs
 
-__all__ = ["Outcome", "PlannedRun", "Report", "check_planned_runs", "data_checksum", "run_planned", "wait_until_free"]
+__all__ = [
+    "Outcome",
+    "PlannedRun",
+    "Report",
+    "check_planned_runs",
+    "data_checksum",
+    "plan",
+    "run_planned",
+    "wait_until_free",
+]
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,16 @@ class Outcome:
         return Outcome(
             [*self.runs, *other.runs], {**self.failures, **other.failures}, {**self.unlearnt, **other.unlearnt}
         )
+
+
+def plan(rows: Iterable[Recipe], seeds: Iterable[int], folder: Path) -> list[PlannedRun]:
+    """Each row with each seed, in ``<folder>/<row>/seed-<n>``; seed by seed, so that the runs of one share its data."""
+    named = {row.name: row for row in rows}
+    return [
+        PlannedRun(name, row.with_run(seed=seed, out=None), folder / name / f"seed-{seed}")
+        for seed in seeds
+        for name, row in named.items()
+    ]
 
 
 def check_planned_runs(

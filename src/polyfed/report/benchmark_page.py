@@ -1,55 +1,44 @@
-"""The page of a benchmark, in Markdown: what the others' data are worth and the primary comparisons, both of
-`polyfed.report.benchmark_worth`; then what is only described: gains, and a table for each setting.
+"""The page of a benchmark, in Markdown, made of its files alone.
+
+First what the others' data are worth. In each setting the best row of those that need the other clients, of those that
+need nobody, and of those on pooled data are picked by their mean validation score over the scored seeds, never by test.
+Then the primary comparisons, which are named before the runs; their p-values are adjusted for their number (Holm,
+Scandinavian Journal of Statistics 1979). What follows is only described: gains, and a table for each setting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from polyfed.escaping import markdown_text
-from polyfed.markup import notes
 from polyfed.records.main_score import MainScore
+from polyfed.records.read import flat_table
 from polyfed.report.atomic_files import write_whole
-from polyfed.report.benchmark_results import (
-    NO_TIME,
-    ProcessorTime,
-    SettingResult,
-    Tuning,
-    read_processor_time,
-    read_results,
-)
-from polyfed.report.benchmark_worth import (
-    Comparison,
-    Side,
-    Worth,
-    comparisons,
-    gain_between,
-    gains_of,
-    worth_of,
-)
-from polyfed.report.findings import Gains
+from polyfed.report.benchmark_results import RowResult, SettingResult, read_results
 from polyfed.report.run_records import format_setting
-from polyfed.report.statistics import LEVEL, Estimate, mean_of
+from polyfed.report.statistics import LEVEL, Estimate, holm, mean_of, sum_of
 from polyfed.report.text_tables import (
     NOT_KNOWN,
     Column,
+    NotedTable,
     duration,
     format_mean_std,
     formatted,
-    html_table,
     interval,
     markdown_table,
     scored,
     size,
-    text_blocks,
-    wrapped,
 )
 from polyfed.units import human_seconds
 
 PAGE = "benchmark.md"
+CLOSED_FORM = "closed-form"  # a linear model: neither a network of the one side nor of the other
+# values of `control` by which uploads are of no use
+_NEEDS_NOBODY = ("own", "uniform", "labels", "pseudo-labels", "permuted")
 Pairs = Sequence[Sequence[str]]  # each the upper and the lower row of a difference
 
 
@@ -67,109 +56,134 @@ def write_page(
     found = read_results(folder, settings)
     if not found:
         return (), ()
-    page = to_markdown(title, found, read_processor_time(folder), settings, primary)
+    page = to_markdown(title, found, settings, primary)
     return tuple(found), (write_whole(folder / PAGE, page.encode()),)
 
 
-def to_markdown(
-    title: str,
-    found: Sequence[SettingResult],
-    spent: Mapping[str, ProcessorTime],
-    settings: Sequence[str] = (),
-    primary: Pairs = (),
-) -> str:
-    """The page. spent: by setting. settings, primary: see `write_page`."""
+def to_markdown(title: str, found: Sequence[SettingResult], settings: Sequence[str] = (), primary: Pairs = ()) -> str:
+    """The page. settings, primary: see `write_page`."""
     parts = [f"# {markdown_text(title)}"]
     if lacking := sorted(set(settings) - {one.setting for one in found}, key=settings.index):
         parts.append(f"Not begun: {markdown_text(', '.join(lacking))}.")
-    gains = {one.setting: gains_of(one) for one in found}
-    worth = [worth_of(one) for one in found]
-    parts += ["## What the others' data are worth", markdown_table(_worth_columns(worth))]
-    parts += map(markdown_text, _about_worth(worth))
-    parts += _primary(comparisons(found, primary))
-    parts += _federated_gains(found, gains)
+    parts += ["## What the others' data are worth", worth_of(found).to_markdown()]
+    parts += _primary(found, primary)
+    parts += _federated_gains(found)
     parts += _over_tuned_locals(found)
     for one in found:
-        parts += _about_setting(one, gains[one.setting], spent.get(one.setting, NO_TIME))
-    scored_runs = human_seconds(sum(one.scored for one in spent.values()))
-    trials = human_seconds(sum(one.trials for one in spent.values()))
-    parts.append(f"Processor time: {scored_runs} of all scored runs, {trials} of all trials.")
+        parts += _about_setting(one)
+    frame = pd.concat([one.frame for one in found])
+    runs = frame["value"][frame["metric"] == "processor_seconds"].sum()
+    trials = sum(row.tuning.processor_seconds or 0.0 for one in found for row in one.rows if row.tuning)
+    parts.append(f"Processor time: {human_seconds(runs)} of all scored runs, {human_seconds(trials)} of all trials.")
     return "\n\n".join(parts) + "\n"
 
 
 # what the others' data are worth -----------------------------------------------------------------------------------
 
 
-def _worth_columns(worth: Sequence[Worth]) -> list[Column]:
+class Pick(NamedTuple):
+    """The row of a kind with the best validation score, and how many it was picked of.
+
+    It is "" where there is none, or some row lacks such scores, as that could be the better one.
+    """
+
+    row: str = ""
+    of: int = 0
+
+
+def picks(one: SettingResult) -> dict[str, Pick]:
+    """Kind of rows -> the best of them by validation: "federated", "without" the others, "pooled"."""
+    lines = one.frame[one.frame["metric"] == "validation"]
+    by_seed = lines.pivot(index="row", columns="seed", values="value").reindex(index=one.names, columns=one.seeds)
+    means = by_seed.agg(mean_of, axis=1).astype(float)
+    found = {"federated": Pick(), "without": Pick(), "pooled": Pick()}
+    for kind, own in means.groupby([_kind(row) for row in one.rows]):
+        best = ""
+        if own.notna().all():
+            best = str(own.idxmin() if one.main_score.lower_is_better else own.idxmax())
+        found[str(kind)] = Pick(best, len(own))
+    return found
+
+
+def _kind(row: RowResult) -> str:
+    if row.method == CLOSED_FORM:
+        return ""
+    if row.control.startswith("pooled"):
+        return "pooled"
+    settings = flat_table(row.hyperparameters)
+    ignores_uploads = any(key.split(".")[-1] == "control" and value in _NEEDS_NOBODY for key, value in settings.items())
+    sends_nothing = not any(row.figures.get("bytes_up", {"": None}).values())
+    if row.control == "alone" or sends_nothing or ignores_uploads:
+        return "without"
+    return "" if row.control else "federated"
+
+
+def worth_of(found: Sequence[SettingResult]) -> NotedTable:
+    """What the others' data are worth, a row for each setting."""
+    picked = [picks(one) for one in found]
+
+    def best(kind: str) -> list[str]:
+        return [_picked(one, kinds[kind]) for one, kinds in zip(found, picked, strict=True)]
+
+    def over(kind: str) -> list[str]:
+        rows = [(one, kinds[kind].row, kinds["without"].row) for one, kinds in zip(found, picked, strict=True)]
+        return [gain_text(one.gain(upper, lower), one.main_score) for one, upper, lower in rows]
+
+    closed = [_mean(one, CLOSED_FORM) for one in found]
     columns = [
-        Column("setting", [one.setting for one in worth], words=True),
-        Column("best federated", [_picked(one.federated, one.score) for one in worth], words=True),
-        Column("best without the others", [_picked(one.without, one.score) for one in worth], words=True),
-        Column("difference", [gain_text(one.gain, one.score) for one in worth]),
-        Column("best pooled", [_picked(one.pooled, one.score) for one in worth], words=True),
-        Column("pooled minus without", [gain_text(one.gain_of_pooled, one.score) for one in worth]),
-        Column("closed form", [scored(one.closed_form, one.score) for one in worth]),
-        Column("closed form alone", [scored(one.closed_form_alone, one.score) for one in worth]),
+        Column("setting", [one.setting for one in found], words=True),
+        Column("best federated", best("federated"), words=True),
+        Column("best without the others", best("without"), words=True),
+        Column("difference", over("federated")),
+        Column("best pooled", best("pooled"), words=True),
+        Column("pooled minus without", over("pooled")),
+        Column("closed form", closed),
+        Column("closed form alone", [_mean(one, f"{CLOSED_FORM}-alone") for one in found]),
     ]
-    return [column for column in columns if not column.is_empty]
-
-
-def _picked(side: Side, score: MainScore) -> str:
-    """``"fedgh 52.16 (of 9)"``."""
-    if side.best is None:
-        return NOT_KNOWN
-    return f"{side.best.name} {scored(mean_of(list(side.best.by_seed.values())), score)} (of {side.of})"
-
-
-def _about_worth(worth: Sequence[Worth]) -> Iterator[str]:
-    """How the rows were picked, a paragraph each."""
-    if any(one.closed_form is not None for one in worth):
-        closed = " The closed form, a linear model on common random features, stands apart."
-    else:
-        closed = ""
-    yield (
+    about = (
         "The best row of each kind is picked by its mean validation score over the scored seeds, never by test; beside "
         "its name its mean test score, in brackets of how many rows it was picked. Federated: methods that send. "
         "Without the others: Local, also tuned, methods with every client a federation of its own, and "
         "controls that make no use of what is sent. Pooled: networks trained on the rows of all clients. Differences "
-        f"are paired by seed, with 95 % intervals.{closed}"
+        "are paired by seed, with 95 % intervals."
     )
-    if any(side.of and side.best is None for one in worth for side in (one.federated, one.without, one.pooled)):
-        yield "Where rows have no validation scores, none of their kind is picked."
+    if set(closed) != {NOT_KNOWN}:
+        about += " The closed form, a linear model on common random features, stands apart."
+    notes = [about]
+    if any(pick.of and not pick.row for kinds in picked for pick in kinds.values()):
+        notes.append("Where rows have no validation scores, none of their kind is picked.")
+    return NotedTable(tuple(column for column in columns if not column.is_empty), tuple(notes))
 
 
-@dataclass(frozen=True)
-class WorthTable:
-    """What the others' data are worth, a row for each setting."""
-
-    rows: tuple[Worth, ...]
-
-    def __str__(self) -> str:
-        return to_text(self)
-
-    def _repr_html_(self) -> str:
-        return html_table(_worth_columns(self.rows)) + notes(_about_worth(self.rows))
+def _picked(one: SettingResult, pick: Pick) -> str:
+    """``"fedgh 52.16 (of 9)"``."""
+    return f"{pick.row} {_mean(one, pick.row)} (of {pick.of})" if pick.row else NOT_KNOWN
 
 
-def to_text(table: WorthTable, width: int = 120) -> str:
-    """For a terminal. width: its columns."""
-    lines = [wrapped(text, width) for text in _about_worth(table.rows)]
-    return "\n\n".join([text_blocks(_worth_columns(table.rows), width), *lines])
+def _mean(one: SettingResult, row: str) -> str:
+    return scored(mean_of(list(one.scores.get(row, {}).values())), one.main_score)
 
 
-def _primary(found: Sequence[Comparison]) -> Iterator[str]:
-    """The comparisons that are tested; nothing where none was named."""
-    if not found:
+def _primary(found: Sequence[SettingResult], primary: Pairs) -> Iterator[str]:
+    """The comparisons that are tested, of the settings that have both rows; nothing where none was named."""
+    compared = [
+        (one, upper, lower, one.gain(upper, lower))
+        for upper, lower in primary
+        for one in found
+        if {upper, lower} <= set(one.names)
+    ]
+    if not compared:
         return
-    adjusted = [one.adjusted for one in found]
+    p_values = [gain.p_value for *_, gain in compared]
+    adjusted = holm(p_values)
     shown = frozenset(at for at, p in enumerate(adjusted) if p is not None and p < 1 - LEVEL)
     yield "## Primary comparisons"
     yield markdown_table(
         [
-            Column("comparison", [f"{one.upper} - {one.lower}" for one in found], words=True),
-            Column("setting", [one.setting for one in found], words=True),
-            Column("difference", [gain_text(one.gain, one.score) for one in found], bold=shown),
-            Column("p", [formatted(one.gain.p_value, ".2g") for one in found]),
+            Column("comparison", [f"{upper} - {lower}" for _, upper, lower, _ in compared], words=True),
+            Column("setting", [one.setting for one, *_ in compared], words=True),
+            Column("difference", [gain_text(gain, one.main_score) for one, _, _, gain in compared], bold=shown),
+            Column("p", [formatted(p, ".2g") for p in p_values]),
             Column("adjusted p", [formatted(p, ".2g") for p in adjusted], bold=shown),
         ]
     )
@@ -189,14 +203,13 @@ def gain_text(gain: Estimate, score: MainScore) -> str:
 # over settings ------------------------------------------------------------------------------------------------------
 
 
-def _federated_gains(found: Sequence[SettingResult], gains: Mapping[str, Mapping[str, Gains]]) -> Iterator[str]:
+def _federated_gains(found: Sequence[SettingResult]) -> Iterator[str]:
     """How much better together is than alone, per method and setting; nothing where no method ran alone."""
-    names = list(dict.fromkeys(name for of_setting in gains.values() for name in of_setting))
+    names = list(dict.fromkeys(row.name for one in found for row in one.rows if _has_alone(one, row)))
     columns = [Column("method", names, words=True)]
     for one in found:
-        apart = [gains[one.setting].get(name) for name in names]
-        cells = [NOT_KNOWN if parts is None else gain_text(parts.federated, one.main_score) for parts in apart]
-        columns.append(Column(one.setting, cells, italic=_in_vain(apart)))
+        cells = [gain_text(one.gain(name, f"{name}-alone"), one.main_score) for name in names]
+        columns.append(Column(one.setting, cells, italic=_in_vain(one, names)))
     if names:
         yield "## Federated gains"
         yield markdown_table(columns)
@@ -207,20 +220,25 @@ def _federated_gains(found: Sequence[SettingResult], gains: Mapping[str, Mapping
         )
 
 
-def _in_vain(apart: Sequence[Gains | None]) -> frozenset[int]:
-    return frozenset(at for at, parts in enumerate(apart) if parts is not None and parts.rises_below_local)
+def _has_alone(one: SettingResult, row: RowResult) -> bool:
+    return not row.control and f"{row.name}-alone" in one.names
+
+
+def _in_vain(one: SettingResult, names: Sequence[str]) -> frozenset[int]:
+    """The places of rows that are better together than alone, but worse than Local."""
+    parts = [(one.gain(name, f"{name}-alone").mean or 0.0, one.gain(name).mean or 0.0) for name in names]
+    return frozenset(at for at, (federated, over_local) in enumerate(parts) if federated > 0 > over_local)
 
 
 def _over_tuned_locals(found: Sequence[SettingResult]) -> Iterator[str]:
     """How far methods lie above variants of Local that were tuned."""
-    for local in dict.fromkeys(row.name for one in found for row in one.methods if row.method == "local" != row.name):
-        having = [one for one in found if one.row(local) is not None]
-        names = list(dict.fromkeys(row.name for one in having for row in one.methods if row.method != "local"))
+    methods = [(one, row) for one in found for row in one.rows if not row.control]
+    for local in dict.fromkeys(row.name for _, row in methods if row.method == "local" != row.name):
+        having = [one for one in found if local in one.names]
+        names = list(dict.fromkeys(row.name for one, row in methods if one in having and row.method != "local"))
         columns = [Column("method", names, words=True)]
-        columns += [
-            Column(one.setting, [gain_text(gain_between(one, local, name), one.main_score) for name in names])
-            for one in having
-        ]
+        for one in having:
+            columns.append(Column(one.setting, [gain_text(one.gain(name, local), one.main_score) for name in names]))
         yield f"## {markdown_text(f'Gains over {local}')}"
         yield markdown_table(columns)
         yield markdown_text(f"As far as each method lies above {local}, Local with what validation chose for it.")
@@ -229,31 +247,27 @@ def _over_tuned_locals(found: Sequence[SettingResult]) -> Iterator[str]:
 # a setting ----------------------------------------------------------------------------------------------------------
 
 
-def _about_setting(one: SettingResult, gains: Mapping[str, Gains], time: ProcessorTime) -> Iterator[str]:
+def _about_setting(one: SettingResult) -> Iterator[str]:
     yield f"## {markdown_text(one.setting)}"
     yield markdown_text(_caption(one))
     score = one.main_score
-    scores = [Estimate.of(row.by_seed) for row in one.rows]
-    over = [Estimate() if row.name == "local" else gain_between(one, "local", row.name) for row in one.rows]
-    spent = [mean_of(list(time.runs.get(row.name, {}).values())) for row in one.rows]
-    sent = [row.bytes_of_run for row in one.rows]
-    apart = [gains.get(row.name) for row in one.rows]
-    rounds = [mean_of(list(row.rounds.values())) for row in one.rows]
+    names = one.names
+    over = [Estimate() if name == "local" else one.gain(name) for name in names]
+    with_alone = [row.name if _has_alone(one, row) else "" for row in one.rows]
+    alone = [one.gain(f"{name}-alone") for name in with_alone]
+    federated = [one.gain(name, f"{name}-alone") for name in with_alone]
+    sent = map(sum_of, zip(one.means("bytes_up"), one.means("bytes_down"), strict=True))
     columns = [
-        Column("method", [row.name for row in one.rows], words=True),
-        Column(score.title, format_mean_std(scores, score=score)),
-        Column("best by validation", [scored(mean_of(list(row.best.values())), score) for row in one.rows]),
+        Column("method", names, words=True),
+        Column(score.title, format_mean_std([Estimate.of(own) for own in one.scores.values()], score=score)),
+        Column("best by validation", [scored(mean, score) for mean in one.means(f"{score.name}_best_by_validation")]),
         Column("gain over Local", [gain_text(gain, score) for gain in over]),
         Column("smallest shown", [scored(gain.smallest_shown, score) for gain in over]),
-        Column("= alone", [NOT_KNOWN if parts is None else scored(parts.alone.mean, score, "+") for parts in apart]),
-        Column(
-            "+ federated",
-            [NOT_KNOWN if parts is None else scored(parts.federated.mean, score, "+") for parts in apart],
-            italic=_in_vain(apart),
-        ),
-        Column("rounds", [formatted(number, ".4g") for number in rounds]),
-        Column("bytes", list(map(size, sent))),
-        Column("processor time", list(map(duration, spent))),
+        Column("= alone", [scored(gain.mean, score, "+") for gain in alone]),
+        Column("+ federated", [scored(gain.mean, score, "+") for gain in federated], italic=_in_vain(one, with_alone)),
+        Column("rounds", [formatted(number, ".4g") for number in one.means("rounds")]),
+        Column("bytes", [size(total) for total in sent]),
+        Column("processor time", [duration(seconds) for seconds in one.means("processor_seconds")]),
     ]
     yield markdown_table([column for column in columns if not column.is_empty])
     yield (
@@ -261,35 +275,28 @@ def _about_setting(one: SettingResult, gains: Mapping[str, Gains], time: Process
         "with evaluation.patience, of the same ones. Smallest shown: the smallest gain over Local that as many seeds "
         "of this spread would tell from zero four times in five; a smaller one cannot be excluded."
     )
-    if one.tuning:
-        yield markdown_table(_tuning_columns(one.tuning))
+    tuned = {row.name: row.tuning for row in one.rows if row.tuning}
+    if tuned:
+        tried = [_listed(tuning.tried) for tuning in tuned.values()]
+        chosen = [_listed({name: [value] for name, value in tuning.chosen.items()}) for tuning in tuned.values()]
+        words = {"row": list(tuned), "tried": tried, "chosen": chosen}
+        yield markdown_table([Column(heading, cells, words=True) for heading, cells in words.items()])
         yield "Chosen by validation of all that was tried."
+
+
+def _listed(values: Mapping[str, Sequence[Any]]) -> str:
+    """``"header_lr 0.01, 0.1; header_epochs 1, 10"``."""
+    return "; ".join(f"{name} {', '.join(map(format_setting, each))}" for name, each in values.items())
 
 
 def _caption(one: SettingResult) -> str:
     """What was measured, and how it was scored."""
     stages = list(dict.fromkeys(row.stage for row in one.rows))
     stage = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
-    seeds = f"seed{'s' if len(one.seeds) > 1 else ''} {', '.join(map(str, one.seeds))}"
-    parts = [f"{one.about}, {seeds}.", one.main_score.of_it(f"Accuracy: {stage}, {one.scored_on}.")]
+    seeds = one.seeds
+    listed = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    parts = [f"{one.about}, {listed}.", one.main_score.of_it(f"Accuracy: {stage}, {one.scored_on}.")]
     parts += [one.changes] if one.changes else []
-    if fewer := [f"{row.name} {', '.join(row.accuracy)}" for row in one.rows if len(row.accuracy) < len(one.seeds)]:
+    if fewer := [f"{name} {', '.join(map(str, own))}" for name, own in one.scores.items() if len(own) < len(seeds)]:
         parts.append(f"Fewer seeds: {'; '.join(fewer)}.")
     return " ".join(parts)
-
-
-def _tuning_columns(tuning: Mapping[str, Tuning]) -> list[Column]:
-
-    def listed(values: Mapping[str, Sequence[Any]]) -> str:
-        return "; ".join(f"{name} {', '.join(map(format_setting, each))}" for name, each in values.items())
-
-    tried = [
-        {name: [*values, *([one.widened[name]] if name in one.widened else [])] for name, values in one.tried.items()}
-        for one in tuning.values()
-    ]
-    chosen = [{name: [value] for name, value in one.chosen.items()} for one in tuning.values()]
-    return [
-        Column("row", list(tuning), words=True),
-        Column("tried", list(map(listed, tried)), words=True),
-        Column("chosen", list(map(listed, chosen)), words=True),
-    ]

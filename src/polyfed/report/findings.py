@@ -44,11 +44,6 @@ class Gains:
     pooled: float | None
     way: float | None
 
-    @property
-    def rises_below_local(self) -> bool:
-        """Whether together is better than alone, but worse than Local: nothing has been gained by the others."""
-        return (self.federated.mean or 0.0) > 0 > (self.gain.mean or 0.0)
-
 
 def take_apart(
     together: BySeed,

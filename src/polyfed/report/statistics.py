@@ -158,16 +158,19 @@ def _quantile(seeds: int, share: float) -> float:
     return float(stdtrit(seeds - 1, share))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """P-values adjusted for their number: the k-th smallest of m times m - k + 1, no smaller than those before it.
 
-    >>> holm([0.01, 0.04, 0.03, 0.005])
-    [0.03, 0.06, 0.06, 0.02]
+    None is not counted, and stays.
+
+    >>> holm([0.01, 0.04, None, 0.03, 0.005])
+    [0.03, 0.06, None, 0.06, 0.02]
     """
-    adjusted = [0.0] * len(p_values)
+    adjusted: list[float | None] = [None] * len(p_values)
+    ordered = sorted((p, at) for at, p in enumerate(p_values) if p is not None)
     highest = 0.0
-    for tested, at in enumerate(sorted(range(len(p_values)), key=lambda at: p_values[at])):
-        highest = max(highest, min(1.0, (len(p_values) - tested) * p_values[at]))
+    for smaller, (p, at) in enumerate(ordered):
+        highest = max(highest, min(1.0, (len(ordered) - smaller) * p))
         adjusted[at] = highest
     return adjusted
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyfed.escaping import html_text, markdown_text, visible
+from polyfed.markup import notes
 from polyfed.records.main_score import ACCURACY, MainScore
 from polyfed.report.statistics import Estimate
 from polyfed.units import human_bytes, human_seconds
@@ -171,3 +172,25 @@ def text_blocks(columns: Sequence[Column], width: int, leading: int = 1) -> str:
             blocks.append(list(columns[:leading]))
         blocks[-1].append(column)
     return "\n\n".join(render_text(block, width) for block in blocks)
+
+
+@dataclass(frozen=True)
+class NotedTable:
+    """Columns, and paragraphs below them, for a terminal, a page and a notebook."""
+
+    columns: tuple[Column, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self, width: int = 120) -> str:
+        """For a terminal. width: its columns."""
+        return "\n\n".join([text_blocks(self.columns, width), *(wrapped(note, width) for note in self.notes)])
+
+    def to_markdown(self) -> str:
+        """For a page."""
+        return "\n\n".join([markdown_table(self.columns), *map(markdown_text, self.notes)])
+
+    def _repr_html_(self) -> str:
+        return html_table(self.columns) + notes(self.notes)

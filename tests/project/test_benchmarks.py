@@ -35,6 +35,11 @@ TINY = {  # the options with which a benchmark is through in a second, and the l
         "--participating 2 --rounds 3 --repeats 1",
         3,
     ),
+    "feature_maps.py": (
+        "--recipe suites/small/digits.toml --maps random,patches --features 36 --rows 10 --seeds 0 --shrinkage 0.1 "
+        "--set data.num_clients=2",
+        2,
+    ),
     "reference_job.py": (
         "--methods local,fedavg,fedgh,fedproto,fedhenn,fedin --rounds 2 --repeats 1 --batch-size 5 "
         "--model fedgh-cnn5 --set data.num_clients=2 --set data.max_train_per_client=5 "

@@ -46,6 +46,7 @@ NOT_HERE = {  # a run without code of one's own, on images of common classes, ne
     "ModelEntry.target",
     "RunResult.score",
     "ModelEntry.adapters",
+    "ModelEntry.frozen",
     "ModelEntry.personalize",
     "ModelFiles.state",
     "MadeOf.code",

@@ -223,5 +223,5 @@ def test_a_method_that_was_asked_for_is_told() -> None:
 def test_a_mean_beside_pretrained_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     as_trained = Prepare((0.4,), (0.2,))
     monkeypatch.setattr(build, "input_normalization", lambda source, names: as_trained)
-    with pytest.raises(ConfigError, match=r"data\.mean does nothing beside pre-trained models\.architectures"):
+    with pytest.raises(ConfigError, match=r"data\.mean does nothing beside pre-trained networks"):
         build_federation(recipe(data={"mean": [0.5], "std": [0.5]}))

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from polyfed.core.map_network import MapNetwork, refer_to
 from polyfed.core.modules import StateIndex, as_split_model, copy_into, copy_network, redraw
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.models.split import with_projection
@@ -18,6 +19,7 @@ Builder = Callable[[], nn.Module]
 Build = Callable[[nn.Module, str], nn.Module]
 Beside = Callable[[nn.Module, nn.Module], nn.Module]
 BY_SIZE = ("smallest", "largest")
+_FROZEN = ", frozen"
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,22 @@ class AuxiliaryModel:
 
     network: "smallest" or "largest" of the clients' by the number of parameters, or the name of one that can be built.
     features: width of its representation, by a projection (`models.with_projection`); None: as it is.
+    frozen: nobody trains it, and clients compute with its representation (`core.map_network`).
     """
 
     network: str
     features: int | None = None
+    frozen: bool = False
+
+    @property
+    def architecture(self) -> str:
+        """Its name among the architectures; another one where it is frozen, as it is then built in another way."""
+        return f"{self.network}{_FROZEN}" if self.frozen else self.network
+
+
+def is_frozen(architecture: str) -> bool:
+    """Whether an architecture is one that nobody trains."""
+    return architecture.endswith(_FROZEN)
 
 
 def with_classes(network: str, classes: int) -> str:
@@ -43,7 +57,7 @@ def network_of(architecture: str) -> str:
     >>> network_of(with_classes("resnet18", 3)), network_of("resnet18")
     ('resnet18', 'resnet18')
     """
-    return re.sub(r", \d+ classes$", "", architecture)
+    return re.sub(r", \d+ classes$", "", architecture).removesuffix(_FROZEN)
 
 
 class ModelFactory:
@@ -64,6 +78,7 @@ class ModelFactory:
     Attributes:
         auxiliary_model: the auxiliary model's architecture, "" without one.
         chosen: the auxiliary model with its network's name ("smallest" and "largest" resolved).
+        map_network: the auxiliary model, where nobody trains it; else None.
     """
 
     def __init__(
@@ -89,17 +104,22 @@ class ModelFactory:
         self._inventories: dict[tuple[str, str, bool], StateIndex] = {}
         self._buffers: dict[tuple[str, str, bool], dict[str, Tensor]] = {}  # the templates', as they were made
         self._beside = None if auxiliary is None else beside
-        self.chosen = None if auxiliary is None else replace(auxiliary, network=self._named(auxiliary.network))
+        self.map_network: MapNetwork | None = None
+        self.chosen = None if auxiliary is None else replace(auxiliary, network=self._named(auxiliary))
         self.auxiliary_model = "" if self.chosen is None else self._admit(self.chosen, others or {})
+        if self.chosen is not None and self.chosen.frozen:
+            made = self._make(self.auxiliary_model, "", self.auxiliary_model, None, alone=True)
+            self.map_network = MapNetwork(made.to(device), self.chosen.network)
 
     @property
     def together(self) -> bool:
         """Whether what clients train is more than their own network."""
         return self._beside is not None
 
-    def _named(self, network: str) -> str:
+    def _named(self, auxiliary: AuxiliaryModel) -> str:
         """The network's name; of two of one size, the first's."""
-        if network not in BY_SIZE:
+        network = auxiliary.network
+        if auxiliary.frozen or network not in BY_SIZE:
             return network
         sizes = {a: sum(p.numel() for p in self.module(a, alone=True).parameters()) for a in self.builders}
         choose = min if network == "smallest" else max
@@ -107,7 +127,7 @@ class ModelFactory:
 
     def _admit(self, auxiliary: AuxiliaryModel, others: Mapping[str, Builder]) -> str:
         """Register the auxiliary model as an architecture; returns the architecture's name."""
-        name, features = auxiliary.network, auxiliary.features
+        name, features = auxiliary.architecture, auxiliary.features
         builder = self.builders.get(name) or others[name]
         if features is not None:
             name = f"{name}, {features} features"
@@ -122,6 +142,8 @@ class ModelFactory:
         with seeded_global_rng(derive_seed(self._seed, "weights", owner)):
             model = self.builders[architecture]() if given is None else copy_network(given, f"client {owner}")
         model = model.cpu()  # where everything begins; a user's network may lie on the device already
+        if is_frozen(architecture):
+            return model
         with seeded_global_rng(derive_seed(self._seed, "build", owner)):
             network = self._build(model, variant)
         if self._common == "head" and isinstance(owner, int):
@@ -151,6 +173,8 @@ class ModelFactory:
         key = (architecture, variant, alone and self.together)
         if key not in self._templates:
             made = self._templates[key] = self._make(architecture, variant, architecture, None, alone).to(self.device)
+            if self.map_network is not None:
+                refer_to(made, self.map_network)
             self._buffers[key] = {name: buffer.clone() for name, buffer in made.named_buffers()}
         return self._templates[key]
 

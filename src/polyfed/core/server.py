@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Prepare, PublicData, to_float
+from polyfed.core.map_network import MapNetwork
 from polyfed.core.message import Group, State
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import generator
@@ -111,6 +112,13 @@ class Server:
     def auxiliary_model(self) -> str:
         """Architecture of the auxiliary model (`Method.auxiliary_model`); "" without one."""
         return self._model_factory.auxiliary_model
+
+    @property
+    def map_network(self) -> MapNetwork:
+        """The auxiliary model, of a method whose own is frozen."""
+        found = self._model_factory.map_network
+        assert found is not None
+        return found
 
     @property
     def all_client_ids(self) -> list[int]:

@@ -76,6 +76,7 @@ class Entry:
     Args:
         shape: its sizes; None: any, with `rows` rows. types: those that it may have.
         least, most: of all its numbers, both included; None: anything finite. distinct: no number comes twice.
+        check: of what is so far right, why it is wrong, in a line.
     """
 
     shape: tuple[Size | UpTo, ...] | None = ()
@@ -84,6 +85,7 @@ class Entry:
     most: Size | None = None
     distinct: bool = False
     rows: Size | None = None
+    check: Callable[[UploadContext, Tensor], str | None] | None = None
 
 
 @dataclass(frozen=True)

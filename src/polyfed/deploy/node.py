@@ -332,7 +332,7 @@ class NodeTask:
             self._recipe.to_dict(),
             named if is_own(named) else self._method.name,
             named=True,
-            auxiliary=None if self._method.auxiliary_model is None else self._auxiliary,
+            model_factory=self._model_factory,
             variant=self.task.variant,
             round=self.task.round,
             words=words,

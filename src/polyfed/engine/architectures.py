@@ -22,7 +22,7 @@ from polyfed.errors import ConfigError, suggest
 from polyfed.functional.tied_tensors import find_ties
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.models.wrappers import unwrapped
-from polyfed.models.zoo import build
+from polyfed.models.zoo import build, build_map
 from polyfed.registry import MODELS
 
 
@@ -102,6 +102,28 @@ def builders_by_name(
     return found
 
 
+def map_builder(
+    method: Method, first: Client, own: Mapping[str, Builder], classes: int, vocabulary: Vocabulary | None
+) -> dict[str, Builder]:
+    """What makes the frozen network that the method names, if it does and the user's `own` functions do not.
+
+    Args: as of `builders_by_name`. first: a client, as all have inputs alike.
+
+    Raises:
+        ConfigError: inputs that are not as the network's weights want them.
+    """
+    wanted = method.auxiliary_model
+    if wanted is None or not wanted.frozen or wanted.architecture in own:
+        return {}
+    if wanted.network in own:
+        return {wanted.architecture: own[wanted.network]}
+    _check_normalized(first, wanted.network)
+    words = None if vocabulary is None else vocabulary.network_ids
+    shape = tuple(first.data.train.x.shape[1:])
+    build_it = functools.partial(build_map, wanted.network, shape, classes or 1, words, categories=first.categories)
+    return {wanted.architecture: build_it}
+
+
 def _check_named(client: Client, own: Collection[str]) -> None:
     """Whether a named network is known, and takes the client's inputs as they are prepared."""
     name = client.architecture
@@ -110,6 +132,10 @@ def _check_named(client: Client, own: Collection[str]) -> None:
             f"{client.title}: expected a network, a name in builders or that of a registered model, got '{name}'"
             f"{suggest(name, [*MODELS, *own])}"
         )
+    _check_normalized(client, name)
+
+
+def _check_normalized(client: Client, name: str) -> None:
     if client.prepare is not to_float or client.data.train.x.dtype != torch.uint8:
         return
     if (wanted := pretrained_normalization(name)) is not None:

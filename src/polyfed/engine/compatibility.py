@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from polyfed.core.client import Client, PublicData
+from polyfed.core.map_network import map_beside
 from polyfed.core.method import Method
 from polyfed.core.model_factory import BY_SIZE, ModelFactory
 from polyfed.core.modules import as_split_model, copy_network, float_state
@@ -55,7 +56,7 @@ def check_auxiliary_model(method: Method, known: Collection[str]) -> None:
         ConfigError: it is not.
     """
     wanted = method.auxiliary_model
-    if wanted is not None and wanted.network not in (*BY_SIZE, *known):
+    if wanted is not None and wanted.architecture not in (*BY_SIZE, *known):
         raise ConfigError(
             f"{method.name}: expected 'smallest', 'largest' or a network that can be built "
             f"as auxiliary model, got '{wanted.network}'{suggest(wanted.network, [*BY_SIZE, *known])}"
@@ -102,6 +103,7 @@ class _Checks:
 
     def _check_networks(self) -> None:
         needs = self.needs
+        beside = self.model_factory.map_network
         if needs.split_model or needs.same_feature_dim or needs.same_head or needs.linear_head or needs.same_cut_shapes:
             for architecture, module in self.templates.items():
                 self._note(self._need_split, module, self.first[architecture].title_with_network)
@@ -122,7 +124,8 @@ class _Checks:
             (needs.shared_shapes, self._check_nested),
             (needs.more_than_head, self._check_more_than_head),
             (needs.twice_differentiable, self._check_second_derivatives),
-            (self.model_factory.auxiliary_model and self.templates, self._check_auxiliary),
+            (self.model_factory.auxiliary_model and not beside and self.templates, self._check_auxiliary),
+            (beside and self.templates, self._check_map),
         ):
             if needed:
                 self._note(check)
@@ -310,6 +313,13 @@ class _Checks:
                     f"{self.name} needs networks with second derivatives; "
                     f"{self.first[architecture].title_with_network} has none: {str(error).splitlines()[0]}{self._hint}"
                 ) from error
+
+    def _check_map(self) -> None:
+        """Check that the network that nobody trains gives features of every client's inputs."""
+        for architecture, module in self.templates.items():
+            beside = map_beside(module)
+            assert beside is not None
+            beside.count_features(example_input(self.first[architecture], module))
 
     def _check_auxiliary(self) -> None:
         """Check that the auxiliary model takes every client's inputs, and that the joined networks give scores."""

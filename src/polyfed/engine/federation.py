@@ -24,6 +24,7 @@ from polyfed.engine.architectures import (
     build_model_factory,
     builders_by_name,
     first_by_architecture,
+    map_builder,
     name_architectures,
 )
 from polyfed.engine.arguments import (
@@ -164,6 +165,7 @@ class Federation(Setup):
     def _make_networks(self, builders: dict[str, Builder]) -> ModelFactory:
         self.by_name = builders_by_name(self.clients, builders, self.classes, self.task.vocabulary)
         named = name_architectures(self.clients, {**builders, **self.by_name})
+        builders |= map_builder(self.method, self.clients[0], builders, self.classes, self.task.vocabulary)
         check_auxiliary_model(self.method, [*named, *builders])
         device = parse_device(str(self.execution.device))
         return build_model_factory(self.method, named, self.seed, device, others=builders)

@@ -138,7 +138,8 @@ def adapted(method: Method, adapters: AdapterSettings) -> Method:
     makes = [
         getattr(method, hook).__func__ is not getattr(Method, hook) for hook in ("variant", "build", "join_models")
     ]
-    if method.delta_entries or method.auxiliary_model is not None or any(makes):
+    beside = method.auxiliary_model
+    if method.delta_entries or (beside is not None and not beside.frozen) or any(makes):
         raise ConfigError(
             f"adapters: expected a method that neither sends nor makes networks, such as local, fedgh, fedproto, fedsa "
             f"or fd, got '{method.name}'; fedlora averages adapters"

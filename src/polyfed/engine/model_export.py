@@ -68,7 +68,6 @@ def clients_with_models(setup: Setup) -> list[Client]:
 
 def entry_of(setup: Setup, client: Client, words: str | None) -> dict[str, Any]:
     """See `model_entry`."""
-    chosen = setup.model_factory.chosen
     entry = model_entry(
         client,
         setup.method,
@@ -76,7 +75,7 @@ def entry_of(setup: Setup, client: Client, words: str | None) -> dict[str, Any]:
         setup.settings,
         setup.facts["method"],
         named=setup.settings.get("models") is not None or client.architecture in setup.by_name,
-        auxiliary=None if chosen is None else chosen.network,
+        model_factory=setup.model_factory,
         variant=scored_views(setup, client, ["personal"])["personal"].variant,
         round=setup.server.round,
         words=words,
@@ -108,7 +107,7 @@ def model_entry(
     method_name: str,
     *,
     named: bool,
-    auxiliary: str | None,
+    model_factory: ModelFactory,
     variant: str,
     round: int,
     words: str | None = None,
@@ -118,8 +117,10 @@ def model_entry(
     Args:
         client: with its data. task: its class names have been filled in. settings: of the run folder's recipe.
         method_name: by which it can be made again. named: whether a recipe can name the client's architecture.
-        auxiliary, variant: networks. round: of the weights. words: of texts, the checksum of the file of words.
+        model_factory: with the auxiliary model. variant: of the network. round: of the weights. words: of texts, the
+            checksum of the file of words.
     """
+    chosen, beside = model_factory.chosen, model_factory.map_network
     models = settings.get("models")
     data = settings.get("data", {})
     x = client.data.train.x
@@ -156,7 +157,8 @@ def model_entry(
         **({"personalize": method.personalize} if method.personalize else {}),
         **({} if method.adapters is None else {"adapters": method.adapters.model_dump()}),
         "variant": variant,
-        "auxiliary_model": auxiliary,
+        "auxiliary_model": None if chosen is None else chosen.network,
+        **({} if beside is None else {"frozen": {"seed": client.seed, "sha256": beside.checksum}}),
         "round": round,
         **({} if modules is None else {"modules": modules}),
         **({} if table is None else {"table": table}),

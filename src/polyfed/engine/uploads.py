@@ -104,7 +104,8 @@ def _odd(place: str, tensor: Tensor, entry: Entry, known: UploadContext, chosen:
                 return f"expected {wanted} in {place}, got the shape {tuple(tensor.shape)}"
         elif given != known.size(size):
             return f"expected a size of {known.size(size)} in {place}, got the shape {tuple(tensor.shape)}"
-    return _out_of_range(place, tensor, entry, known)
+    problem = _out_of_range(place, tensor, entry, known)
+    return entry.check(known, tensor) if problem is None and entry.check is not None else problem
 
 
 def _out_of_range(place: str, tensor: Tensor, entry: Entry, known: UploadContext) -> str | None:

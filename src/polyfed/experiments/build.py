@@ -12,7 +12,7 @@ from torch import Tensor
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.core.model_factory import Builder, with_classes
+from polyfed.core.model_factory import Builder, is_frozen, network_of, with_classes
 from polyfed.core.randomness import deal
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.federated_dataset import FederatedDataset
@@ -27,7 +27,7 @@ from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.experiments.held_out import with_numbers
 from polyfed.experiments.pooled import pool
 from polyfed.experiments.pretraining import pretrain
-from polyfed.models.zoo import build
+from polyfed.models.zoo import build, build_map
 from polyfed.registry import LOGGERS, MODELS
 
 __all__ = [
@@ -109,10 +109,10 @@ def check_normalization(recipe: Recipe, source: DatasetSource) -> Prepare:
     Raises:
         ConfigError: what the recipe says of inputs does nothing, or is of other ones.
     """
-    prepare = input_normalization(source, recipe.models.architectures)
+    prepare = input_normalization(source, recipe)
     if recipe.data.mean is not None and prepare != source.prepare:
         raise ConfigError(
-            "data.mean does nothing beside pre-trained models.architectures, which normalize images as they were "
+            "data.mean does nothing beside pre-trained networks, which normalize images as they were "
             "trained; leave out data.mean and data.std"
         )
     if recipe.training.augmentation != "none" and source.train.x.dim() != 4:
@@ -152,12 +152,15 @@ def network_builder(
     words: int | Tensor | None,
     categories: Sequence[int],
 ) -> Builder:
-    """What makes a network of this name.
+    """What makes a network of this name; of one that is frozen, without the settings of [models], which trains others.
 
     Args:
         shape: of one stored input. words: of texts, how many ids there are, or their vectors. categories: of a table,
             see `Client.categories`.
     """
+    if is_frozen(name):
+        plain = network_of(name)
+        return functools.partial(build_map, plain, tuple(shape), outputs, words, recipe.beside, categories)
     return functools.partial(
         build,
         name,
@@ -235,4 +238,6 @@ def auxiliary_candidates(method: Method) -> list[str]:
     wanted = method.auxiliary_model
     if wanted is None:
         return []
+    if wanted.frozen:
+        return [wanted.architecture]
     return [*MODELS, wanted.network] if ":" in wanted.network else list(MODELS)

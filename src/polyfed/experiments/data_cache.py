@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,7 +79,7 @@ class DataCache:
         if data.public_dataset is None and not data.holdout:
             return None
         federated = self.federated(recipe)
-        prepare = input_normalization(federated.source, recipe.models.architectures)
+        prepare = input_normalization(federated.source, recipe)
         if data.public_dataset is None:
             return PublicData(federated.holdout, prepare)
         key = (data, recipe.beside, seed)
@@ -149,7 +148,7 @@ def federate(
     return build_federated_dataset(source, PartitionSettings(**as_settings(how)), data_generators(seed))
 
 
-def input_normalization(source: DatasetSource, names: Sequence[str]) -> Prepare:
+def input_normalization(source: DatasetSource, recipe: Recipe) -> Prepare:
     """How stored inputs become what networks take: as pre-trained weights want it, else as the data set says.
 
     One way for everybody, as clients' networks are compared on inputs that they share. For images of other than three
@@ -158,6 +157,10 @@ def input_normalization(source: DatasetSource, names: Sequence[str]) -> Prepare:
     Raises:
         ConfigError: pre-trained weights that want it in several ways, or cannot be asked.
     """
+    names = [*recipe.models.architectures]
+    beside = recipe.chosen_method.auxiliary_model
+    if beside is not None and beside.frozen:
+        names.append(beside.network)
     asked = {name: pretrained_normalization(name) for name in dict.fromkeys(names)}
     stated = {name: wanted for name, wanted in asked.items() if wanted is not None}
     if not stated or source.train.x.dtype != torch.uint8:

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from polyfed.core.client import to_float
 from polyfed.core.message import Message, first_nonfinite, flatten, from_bytes, unflatten
 from polyfed.core.method import Method
-from polyfed.core.model_factory import network_of
+from polyfed.core.model_factory import Builder, network_of
 from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng, unless_drawn
 from polyfed.core.settings import AdapterSettings
@@ -46,7 +46,7 @@ from polyfed.engine.scoring import seed_of_rows
 from polyfed.errors import ConfigError, described, kind_and_line
 from polyfed.escaping import client_text, csv_text, one_line
 from polyfed.functional import metrics
-from polyfed.models.zoo import build
+from polyfed.models.zoo import build, build_map
 from polyfed.own_methods import method_class
 from polyfed.records.fields import validated
 from polyfed.records.read import SUM_FILE, check_links, parse_json
@@ -434,7 +434,7 @@ def _built(entry: Mapping[str, Any], method: Method, form: InputSpec) -> nn.Modu
     own = entry["architecture"]
     auxiliary = entry.get("auxiliary_model")
     words = None if entry.get("vocabulary") is None else FIRST_WORD + entry["vocabulary"]
-    builders = {
+    builders: dict[str, Builder] = {
         name: functools.partial(
             build,
             network_of(name),
@@ -452,7 +452,25 @@ def _built(entry: Mapping[str, Any], method: Method, form: InputSpec) -> nn.Modu
     }
     if entry.get("adapters") is not None:
         method = adapted(method, AdapterSettings(**entry["adapters"]))
-    model_factory = build_model_factory(method, builders, 0, torch.device("cpu"), auxiliary=auxiliary)
+    wanted = method.auxiliary_model
+    frozen = entry.get("frozen", {"seed": 0})
+    if wanted is not None and wanted.frozen:
+        builders[wanted.architecture] = functools.partial(
+            build_map,
+            wanted.network,
+            form.shape,
+            entry["classes"] or 1,
+            words,
+            entry.get("modules", []),
+            form.columns.counts,
+        )
+    model_factory = build_model_factory(method, builders, frozen["seed"], torch.device("cpu"), auxiliary=auxiliary)
+    beside = model_factory.map_network
+    if beside is not None and beside.checksum != frozen["sha256"]:
+        raise ConfigError(
+            f"expected the map '{beside.name}' as the run had it, got other weights: SHA-256 {beside.checksum:.12}... "
+            f"instead of {frozen['sha256']:.12}..."
+        )
     return model_factory.module(own, entry["variant"])
 
 

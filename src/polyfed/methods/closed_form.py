@@ -38,12 +38,13 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, get_group, get_tensor, members
 from polyfed.core.method import Context, Exchange, Exposed, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Privacy
@@ -52,18 +53,32 @@ from polyfed.errors import ConfigError
 from polyfed.functional import class_statistics, closed_forms, noisy_sums
 from polyfed.functional.device_copies import in_float64
 from polyfed.functional.feature_maps.feature_map import FeatureMap, draw_map
-from polyfed.methods.building_blocks import patch_centers, sums_of_rows
+from polyfed.methods.building_blocks import network_map, patch_centers, sums_of_rows
+from polyfed.methods.building_blocks.network_map import NetworkMap
 from polyfed.methods.building_blocks.sums_of_rows import times
+from polyfed.validation.effect import ActsWith
+
+_MAPS = ("random", "patches")
+
+
+def _known_map(name: str) -> str:
+    if name not in _MAPS and ":" not in name and "?" not in name:
+        known = ", ".join(f"'{one}'" for one in _MAPS)
+        raise ValueError(f"expected {known} or the name of a network ('timm:...', 'package.module:name'), got '{name}'")
+    return name
 
 
 @hyperparameters
 class ClosedForm(Method):
     """A linear model on random features, solved at the server from sums."""
 
-    # phi, from inputs to features; "patches": of images, whose filters are made of all clients' patches, in round 1
-    map: Literal["random", "patches"] = "random"
+    # phi, from inputs to features: "random"; "patches": of images, whose filters are made of all clients' patches, in
+    # round 1; or what a frozen network gives before its head: "timm:NAME?pretrained", "torchvision:NAME?pretrained",
+    # "hf:NAME?pretrained", "package.module:name"
+    map: Annotated[str, AfterValidator(_known_map)] = "random"
     views: bool = True  # rows count with the views of training.augmentation, where it is set
-    features: Annotated[int, Field(ge=1)] = 576  # D, numbers that an input becomes; of texts, all words count
+    # D, numbers that an input becomes; of texts, all words count; a network has as many as it has
+    features: Annotated[int, Field(ge=1), ActsWith("map", _MAPS)] = 576
     shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.1  # s, how far the covariance is shrunk towards a multiple of I
     # class shares of the client's own rows, or of the "federation"'s; the other one is evaluated, too
     prior: Literal["own", "federation"] = "own"
@@ -106,16 +121,26 @@ class ClosedForm(Method):
         phi = self._map_of(client)
         has_products = not self.sends_means and (not client.classes or "words" not in phi.tensors)
         sums = sums_of_rows.sum_rows(client, phi, self.views, has_products)  # n_k, M_k, S_k
-        return {"holds": holds, "sums": self._as_sent(client, sums)}
+        made: Message = {"holds": holds, "sums": self._as_sent(client, sums)}
+        return {**made, "network": phi.tensors["digest"]} if isinstance(phi, NetworkMap) else made
 
-    def _map_of(self, client: Client) -> FeatureMap:
-        """phi, drawn the first time."""
+    @property
+    def auxiliary_model(self) -> AuxiliaryModel | None:
+        return None if self.map in _MAPS else AuxiliaryModel(self.map, frozen=True)
+
+    def _map_of(self, client: Client) -> FeatureMap | NetworkMap:
+        """phi, made the first time."""
+        if self.auxiliary_model is not None:
+            return network_map.map_of(client, self.unit_features)
         if "map" not in client.state:
             example = client.prepare(client.data.train.x[:1])
             draws = generator(client.seed, "random features")
             drawn = draw_map(example, self.features, draws, client.categories, client.words, self.unit_features)
             client.state["map"] = dict(drawn.tensors)
         return FeatureMap(get_group(client.state, "map"))
+
+    def _map(self, model: Any, tensors: Group) -> FeatureMap | NetworkMap:
+        return FeatureMap(tensors) if self.auxiliary_model is None else network_map.network_map(model, tensors)
 
     def _as_sent(self, client: Client, sums: Group) -> Group:
         """The sums per row; or such that a row changes them by little, with the client's noise."""
@@ -139,7 +164,7 @@ class ClosedForm(Method):
             return
         held = members(server.state, "held")
         new = [i for i, message in uploads.items() if "sums" in message and str(i) not in held]
-        possible = [i for i in new if self._add(server, i, get_group(uploads[i], "sums"))]
+        possible = [i for i in new if self._add(server, i, uploads[i])]
         told = {i: get_tensor(message, "holds") for i, message in uploads.items() if "holds" in message}
         if told:
             server.state["held"] = {**held, **{str(i): holds for i, holds in told.items()}}  # sums come but once
@@ -149,8 +174,11 @@ class ClosedForm(Method):
             server.state["solution"] = self._solve(get_group(server.state, "sums"), server.classes)
             server.state["solved"] = _next(server.state)
 
-    def _add(self, server: Server, client_id: int, sent: Group) -> bool:
+    def _add(self, server: Server, client_id: int, message: Message) -> bool:
         """Add a client's sums to those of the others, if any rows can have them; whether they can."""
+        if self.auxiliary_model is not None and not network_map.is_ours(server, client_id, message):
+            return False
+        sent = get_group(message, "sums")
         rows = server.clients[client_id].num_samples
         sums = sent if self.unit_features else times(sent, rows)
         noise = self._noise(server.privacy)
@@ -210,7 +238,7 @@ class ClosedForm(Method):
             scores: Tensor = model(x)
             return scores
         solution: Group = context["solution"]
-        phi_ND = in_float64(FeatureMap(context["map"])(x))
+        phi_ND = in_float64(self._map(model, context["map"])(x))
         scores_NC = phi_ND @ solution["weight"].to(phi_ND) + solution["bias"].to(phi_ND)
         if "shares" not in solution:
             return scores_NC
@@ -265,6 +293,7 @@ class ClosedForm(Method):
         "sums": sums_of_rows.form,
         "holds": Entry(types=(torch.int64,), least=0),
         "patches": patch_centers.form,
+        "network": network_map.DIGEST,
     }
 
     @property

@@ -89,7 +89,7 @@ class OwnPlusCommon(ClosedForm):
         if is_fixed or "solution" not in client.state or len(rows) < _FEWEST:
             return
         own = self._scores_of(client, lambda x: self._own(client.model, x, client.state))
-        common = self._scores_of(client, lambda x: self._common(x, client.state))
+        common = self._scores_of(client, lambda x: self._common(client.model, x, client.state))
         common = _known_or_own(own, common, client.state)
         chosen = _best_weight(own, common, rows.y)
         client.state["weight"] = torch.tensor(chosen, dtype=torch.float64)
@@ -97,9 +97,9 @@ class OwnPlusCommon(ClosedForm):
     def _scores_of(self, client: Client, scores: Callable[[Tensor], Tensor]) -> Tensor:
         return inference.map_batches(scores, client.model, client.data.validation, client.prepare).cpu()
 
-    def _common(self, x: Tensor, context: Context) -> Tensor:
+    def _common(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """t: log probabilities (N, C) of the common model, or numbers (N, 1); float64."""
-        return ClosedForm.predict(self, None, x, context)
+        return ClosedForm.predict(self, model, x, context)
 
     def _own(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Log probabilities (N, C) of the network, or numbers (N, 1); float64."""
@@ -111,12 +111,12 @@ class OwnPlusCommon(ClosedForm):
         """Log probabilities, or numbers; before there is a common model, and with v = 0, what the network gives."""
         has_common = "solution" in context
         if has_common and self.prior == "federation":
-            return self._common(x, context)
+            return self._common(model, x, context)
         weight = float(context.get("weight", _WEIGHT)) if self.weight is None else self.weight
         if not has_common or not weight:
             scores: Tensor = model(x)
             return scores
-        common = self._common(x, context)
+        common = self._common(model, x, context)
         if weight == 1:
             return common
         own = self._own(model, x, context)

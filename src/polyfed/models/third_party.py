@@ -123,6 +123,11 @@ def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> S
     return split(module, head, None, architecture=name)
 
 
+def has_head(module: nn.Module, classes: int) -> bool:
+    """Whether `auto_split` finds a head."""
+    return _head_of(module, classes) is not None
+
+
 def _head_of(module: nn.Module, classes: int) -> str | None:
     found = [name for name, part in module.named_modules() if name and getattr(part, "out_features", None) == classes]
     return found[-1] if found else None

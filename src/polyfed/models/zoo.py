@@ -61,10 +61,7 @@ def build(
     """
     plain, _, end = name.partition("@")
     called, mark, hidden = plain.partition("#")
-    builder = third_party.builder_for(called, fetch)
-    if builder is None:
-        builder = import_object("model", called, beside) if ":" in called else MODELS[called]
-    made = _call(name, builder, in_shape, classes, {"words": words, "categories": tuple(categories) or None})
+    made = _made(name, called, in_shape, classes, words, fetch, beside, categories)
     if end and isinstance(made, SplitModel):
         raise ConfigError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")
     model = made if isinstance(made, SplitModel) else third_party.auto_split(made, name, classes, end or None)
@@ -76,6 +73,46 @@ def build(
             why = kind_and_line(error)
             raise ConfigError(f"expected a feature_dim for which there is memory, got {feature_dim}: {why}") from error
     return _with_hidden_layers(model, hidden) if mark else model
+
+
+def build_map(
+    name: str,
+    in_shape: tuple[int, ...],
+    classes: int,
+    words: int | Tensor | None = None,
+    beside: Sequence[str] = (),
+    categories: Sequence[int] = (),
+) -> nn.Module:
+    """A network of which the representation is wanted: a `SplitModel`, or one without a head, whose output it is.
+
+    Args: as of `build`.
+
+    Raises:
+        ConfigError: see `build`; or the name says where the network is cut, or of what its head is.
+    """
+    if found := re.search("[@#]", name):
+        raise ConfigError(f"the map '{name}': '{found[0]}' changes nothing before the head; leave it out")
+    made = _made(name, name, in_shape, classes, words, True, beside, categories)
+    if isinstance(made, SplitModel) or not third_party.has_head(made, classes):
+        return made
+    return third_party.auto_split(made, name, classes, "none")
+
+
+def _made(
+    name: str,
+    called: str,
+    in_shape: tuple[int, ...],
+    classes: int,
+    words: int | Tensor | None,
+    fetch: bool,
+    beside: Sequence[str],
+    categories: Sequence[int],
+) -> nn.Module:
+    """What the builder of the network `called` so makes; `name` is for messages."""
+    builder = third_party.builder_for(called, fetch)
+    if builder is None:
+        builder = import_object("model", called, beside) if ":" in called else MODELS[called]
+    return _call(name, builder, in_shape, classes, {"words": words, "categories": tuple(categories) or None})
 
 
 def _with_hidden_layers(model: SplitModel, hidden: str) -> SplitModel:

@@ -149,6 +149,13 @@ class ModelFiles(Record):
     )
 
 
+class FrozenNetwork(Record):
+    """The auxiliary network of a method of which nobody trains it."""
+
+    seed: int = Field(description="the run's seed, from which weights are drawn that are not fetched")
+    sha256: Text = Field(description="checksum of its tensors before the head, `core.map_network`")
+
+
 class ModelEntry(Record):
     """One client's model, an entry of models/index.json."""
 
@@ -198,6 +205,9 @@ class ModelEntry(Record):
     )
     auxiliary_model: Text | None = Field(
         None, description="name of the auxiliary network that the method adds; null if there is none"
+    )
+    frozen: IfPresent[FrozenNetwork] = Field(
+        None, description="only with an auxiliary network that nobody trains, which is built again from its name"
     )
     personalize: IfPresent[Annotated[str, one_of("tuned", "shares")]] = Field(
         None, description="how what it receives becomes its own, `method.personalize`"

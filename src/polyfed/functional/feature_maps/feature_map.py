@@ -17,8 +17,9 @@ Shapes: N inputs, D features.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,11 +46,7 @@ class FeatureMap:
         here = {name: tensor.to(x.device) for name, tensor in self.tensors.items()}
         if "words" in here:
             return texts.count_words(x, len(self.tensors["words"]))
-        phi_ND = _features(here, x)
-        if "common" in here:
-            without_ND = phi_ND - torch.outer(phi_ND @ here["common"], here["common"])
-            phi_ND = F.normalize(without_ND, dim=1) * _WITHIN
-        return torch.where(phi_ND.isfinite().all(dim=1, keepdim=True), phi_ND, 0.0)
+        return bound_rows(_features(here, x), here.get("common"))
 
 
 def draw_map(
@@ -78,9 +75,26 @@ def draw_map(
     else:
         drawn = numbers.draw_projection(math.prod(shape), features, generator, categories)
     if unit:
-        strangers = torch.randn(_STRANGERS, *shape, generator=generator)
-        drawn["common"] = F.normalize(_features(drawn, strangers).mean(dim=0), dim=0)
+        drawn["common"] = common_direction(functools.partial(_features, drawn), shape, generator)
     return FeatureMap(drawn)
+
+
+def common_direction(features: Callable[[Tensor], Tensor], shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """What the features of inputs without structure have in common, (D,): their mean over normal numbers, of norm 1."""
+    strangers = torch.randn(_STRANGERS, *shape, generator=generator)
+    return F.normalize(features(strangers).mean(dim=0), dim=0)
+
+
+def bound_rows(phi_ND: Tensor, common_D: Tensor | None) -> Tensor:
+    """Features, all finite; those of unit features without their common direction, and of norm 1.
+
+    Args:
+        common_D: see `common_direction`; None: rows keep their norms.
+    """
+    if common_D is not None:
+        without_ND = phi_ND - torch.outer(phi_ND @ common_D, common_D)
+        phi_ND = F.normalize(without_ND, dim=1) * _WITHIN
+    return torch.where(phi_ND.isfinite().all(dim=1, keepdim=True), phi_ND, 0.0)
 
 
 def count_features(x: Tensor, features: int) -> int | None:

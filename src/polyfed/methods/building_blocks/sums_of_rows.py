@@ -28,6 +28,7 @@ from polyfed.functional.class_statistics import add
 from polyfed.functional.clipping import Normals
 from polyfed.functional.feature_maps.feature_map import count_features
 from polyfed.functional.noise import KeyedGaussian
+from polyfed.methods.building_blocks import network_map
 
 _MOST_WORDS = 2**20
 _AT_ONCE = 4096  # rows that are prepared at the same time
@@ -38,7 +39,12 @@ def form(known: UploadContext, name: str) -> Members:
     """As wide as the map of such inputs makes them; of words as wide as those that have come before."""
     server = known.server
     method: Any = known.method
-    features = count_features(server.prepare(server.input_example), method.features)
+    has_network = method.auxiliary_model is not None
+    features = (
+        network_map.count_features(server)
+        if has_network
+        else count_features(server.prepare(server.input_example), method.features)
+    )
     held = members(server.state, "sums")
     width: int | UpTo = UpTo("D", _MOST_WORDS)
     if held:

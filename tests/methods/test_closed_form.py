@@ -73,6 +73,22 @@ def test_sums_go_up_once_and_the_solution_comes_down_when_it_changes() -> None:
     assert all(torch.equal(state["map"][name], drawn[name]) for state in first.states.values() for name in drawn)
 
 
+@pytest.mark.parametrize(
+    ("shape", "features", "told"),
+    [
+        ((1, 8, 8), 2000, "at most 1024 features"),
+        ((1, 2, 2), 4, "at least 3 x 3 pixels"),
+        ((4, 9), 20, "expected inputs"),
+    ],
+    ids=str,
+)
+def test_photographs_need_images(shape: tuple[int, ...], features: int, told: str) -> None:
+    x, y = torch.randn(6, *shape), torch.arange(6) % CLASSES
+    clients = [Client(nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), CLASSES)), (x, y), (x, y))]
+    with pytest.raises(ConfigError, match=told):
+        pf.Federation(clients, ClosedForm(map="photographs", features=features), pf.Training(rounds=1)).run()
+
+
 def test_a_row_counts_with_the_mean_over_its_views() -> None:
     g = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (12, 1, 8, 8), generator=g, dtype=torch.uint8)

@@ -150,8 +150,8 @@ def forbidden_imports(known: dict[str, Path]) -> list[str]:
                 found.append(f"{one}: only deploy/ may")
             if top in ONLY and name != ONLY[top]:
                 found.append(f"{one}: only {ONLY[top]} may")
-            if here == "functional" and top not in {"torch", "polyfed", *sys.stdlib_module_names}:
-                found.append(f"{one}: functional/ knows torch only")
+            if here == "functional" and top not in {"torch", "safetensors", "polyfed", *sys.stdlib_module_names}:
+                found.append(f"{one}: functional/ knows torch and its files only")
             if top != "polyfed":
                 continue
             own = {here}

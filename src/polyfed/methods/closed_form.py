@@ -58,7 +58,7 @@ from polyfed.methods.building_blocks.network_map import NetworkMap
 from polyfed.methods.building_blocks.sums_of_rows import times
 from polyfed.validation.effect import ActsWith
 
-_MAPS = ("random", "patches")
+_MAPS = ("random", "photographs", "patches")
 
 
 def _known_map(name: str) -> str:
@@ -72,9 +72,9 @@ def _known_map(name: str) -> str:
 class ClosedForm(Method):
     """A linear model on random features, solved at the server from sums."""
 
-    # phi, from inputs to features: "random"; "patches": of images, whose filters are made of all clients' patches, in
-    # round 1; or what a frozen network gives before its head: "timm:NAME?pretrained", "torchvision:NAME?pretrained",
-    # "hf:NAME?pretrained", "package.module:name"
+    # phi, from inputs to features: "random"; of images, filters made of two "photographs", the same for everybody, or,
+    # in round 1, of all clients' "patches"; or what a frozen network gives before its head: "timm:NAME?pretrained",
+    # "torchvision:NAME?pretrained", "hf:NAME?pretrained", "package.module:name"
     map: Annotated[str, AfterValidator(_known_map)] = "random"
     views: bool = True  # rows count with the views of training.augmentation, where it is set
     # D, numbers that an input becomes; of texts, all words count; a network has as many as it has
@@ -94,6 +94,8 @@ class ClosedForm(Method):
         return patch_centers.exchanges(round) if self.map == "patches" else ()
 
     def init_server(self, server: Server) -> None:
+        if self.map == "photographs":
+            sums_of_rows.check_photographs(server, self.name, self.features)
         if self.map == "patches":
             patch_centers.check(server, self.name, self.keep_sums, self.unit_features)
             patch_centers.start(server, self.features)
@@ -135,7 +137,10 @@ class ClosedForm(Method):
         if "map" not in client.state:
             example = client.prepare(client.data.train.x[:1])
             draws = generator(client.seed, "random features")
-            drawn = draw_map(example, self.features, draws, client.categories, client.words, self.unit_features)
+            uses_photographs = self.map == "photographs"
+            drawn = draw_map(
+                example, self.features, draws, client.categories, client.words, self.unit_features, uses_photographs
+            )
             client.state["map"] = dict(drawn.tensors)
         return FeatureMap(get_group(client.state, "map"))
 

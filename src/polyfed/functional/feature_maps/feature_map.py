@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyfed.functional.feature_maps import images, numbers, series, texts
+from polyfed.functional.feature_maps import photographs as photograph_filters
 
 _STRANGERS = 100  # inputs of normal numbers, for what features have in common
 _WITHIN = 1 - 2**-20  # a unit feature's norm, which rounding then leaves below 1
@@ -56,6 +57,7 @@ def draw_map(
     categories: Sequence[int] = (),
     words: int = 0,
     unit: bool = False,
+    photographs: bool = False,
 ) -> FeatureMap:
     """Draw a map for inputs like `x` (N, ...), which is read for its form alone.
 
@@ -64,11 +66,14 @@ def draw_map(
         categories: of rows of a table, per feature, how many categories there are, 0 for a number.
         words: V, how many ids there are; 0: not known, so that ids share `features` counts.
         unit: whether rows of features have norm 1; not of ids.
+        photographs: of images, whether filters are those of photographs, of which none is drawn.
     """
     shape = x.shape[1:]
     if not x.is_floating_point():
         return FeatureMap({"words": torch.arange(words or features, dtype=torch.int32)})
-    if len(shape) == 3:
+    if len(shape) == 3 and photographs:
+        drawn = photograph_filters.filters(shape, features)
+    elif len(shape) == 3:
         drawn = images.draw_filters(shape, features, generator)
     elif len(shape) == 2:
         drawn = series.draw_kernels(shape, features, generator)
@@ -97,11 +102,17 @@ def bound_rows(phi_ND: Tensor, common_D: Tensor | None) -> Tensor:
     return torch.where(phi_ND.isfinite().all(dim=1, keepdim=True), phi_ND, 0.0)
 
 
-def count_features(x: Tensor, features: int) -> int | None:
-    """D of the map that `draw_map` draws for inputs like `x`; None for ids, of which it need not know how many."""
+def count_features(x: Tensor, features: int, photographs: bool = False) -> int | None:
+    """D of the map that `draw_map` draws for inputs like `x`; None for ids, of which it need not know how many.
+
+    Raises:
+        ValueError: photographs give no such map, see `feature_maps.photographs`.
+    """
     shape = x.shape[1:]
     if not x.is_floating_point():
         return None
+    if len(shape) == 3 and photographs:
+        return photograph_filters.count_features(shape, features)
     if len(shape) == 3:
         cells = images.count_cells(shape)
         return cells**2 * max(1, features // cells**2)

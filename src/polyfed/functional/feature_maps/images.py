@@ -7,7 +7,7 @@ deep networks", NeurIPS 2011); of every average the square root, so that large o
     random   `filters`, `bias`: normal numbers, mean removed, norm 1; ReLU(filter . patch + bias), zeros around an image
     centers  `directions`, `offsets`: centers of normalized, whitened patches; ReLU(center . z - 1/2), patches within:
                  u = (p - mean of p) / (standard deviation of p + 0.3),  p: the d = C k k numbers of a patch
-                 z = Z (u - m),  m, Sigma: mean and covariance of u,  Z = V (Lambda + 0.1)^-1/2 V',  Sigma = V Lambda V'
+                 z = Z (u - m),  m, Sigma = V Lambda V': mean and covariance of u,  Z = V (Lambda + 0.03)^-1/2 V'
              a step of spherical k-means: a center becomes the sum of the z nearest to it by angle, then of norm 1
              (Coates and Ng, "Learning feature representations with k-means", 2012). m, Sigma and the steps need sums of
              patches alone. Filters of one channel look at each channel of an image by itself.
@@ -28,7 +28,7 @@ _BIAS = 0.25  # standard deviation of a bias
 _SMALLEST = 1e-8  # smallest mean, and variance: its square root has a slope there
 _IMAGES = 16  # at a time: their maps fit the caches, and their memory is used again
 _FLOOR = 0.3  # standard deviation below which a patch is rather flat than faint
-_RIDGE = 0.1  # added to the variances of normalized patches, of which the largest are about 10
+_RIDGE = 0.03  # added to the variances of normalized patches, of which the largest are about 10
 _THRESHOLD = 0.5  # of a center's response
 
 

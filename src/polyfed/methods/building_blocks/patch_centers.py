@@ -33,7 +33,7 @@ from polyfed.errors import ConfigError
 from polyfed.functional import class_statistics
 from polyfed.functional.class_statistics import ROUNDING, unpack
 from polyfed.functional.feature_maps import images
-from polyfed.methods.building_blocks.sums_of_rows import times
+from polyfed.methods.building_blocks.sums_of_rows import check_images, times
 
 _ENTRY = "patches"  # of an upload
 _MOVES = 8  # of the centers
@@ -59,11 +59,7 @@ def is_under_way(exchange: str) -> bool:
 
 def check(server: Server, method: str, keep_sums: bool, unit_features: bool) -> None:
     """Whether inputs are images, and a method's other settings can be what they are."""
-    x = server.prepare(server.input_example)
-    if x.dim() != 4 or not x.is_floating_point():
-        raise ConfigError(
-            f"{method}: expected inputs (C, H, W) of floats with map = 'patches', got {tuple(x.shape[1:])} of {x.dtype}"
-        )
+    check_images(server, method, "patches")
     if keep_sums:
         raise ConfigError(f"{method}: {NOT_FORGOTTEN}")
     if unit_features:

@@ -23,9 +23,11 @@ from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Members, UploadContext, UpTo
 from polyfed.data.augmentation import augmentation
+from polyfed.errors import ConfigError
 from polyfed.functional import class_statistics
 from polyfed.functional.class_statistics import add
 from polyfed.functional.clipping import Normals
+from polyfed.functional.feature_maps import photographs
 from polyfed.functional.feature_maps.feature_map import count_features
 from polyfed.functional.noise import KeyedGaussian
 from polyfed.methods.building_blocks import network_map
@@ -43,7 +45,7 @@ def form(known: UploadContext, name: str) -> Members:
     features = (
         network_map.count_features(server)
         if has_network
-        else count_features(server.prepare(server.input_example), method.features)
+        else count_features(server.prepare(server.input_example), method.features, method.map == "photographs")
     )
     held = members(server.state, "sums")
     width: int | UpTo = UpTo("D", _MOST_WORDS)
@@ -58,6 +60,26 @@ def form(known: UploadContext, name: str) -> Members:
         triangle = UpTo("D (D + 1) / 2", _MOST_WORDS**2) if isinstance(width, UpTo) else width * (width + 1) // 2
         entries["products"] = Entry((triangle,), _EXACT)
     return Members({key: (entry,) for key, entry in entries.items()})
+
+
+def check_images(server: Server, method: str, map_name: str) -> torch.Size:
+    """The shape (C, H, W) of inputs, where they are images."""
+    x = server.prepare(server.input_example)
+    if x.dim() != 4 or not x.is_floating_point():
+        raise ConfigError(
+            f"{method}: expected inputs (C, H, W) of floats with map = '{map_name}', got {tuple(x.shape[1:])} of "
+            f"{x.dtype}"
+        )
+    return x.shape[1:]
+
+
+def check_photographs(server: Server, method: str, features: int) -> None:
+    """Whether inputs are images of which the filters of photographs give so many features."""
+    shape = check_images(server, method, "photographs")
+    try:
+        photographs.count_features(shape, features)
+    except ValueError as problem:
+        raise ConfigError(f"{method}: {problem}") from None
 
 
 def sum_rows(client: Client, phi: Callable[[Tensor], Tensor], use_views: bool, products: bool) -> dict[str, Tensor]:

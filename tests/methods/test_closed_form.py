@@ -390,6 +390,7 @@ test_conformance = testing.conformance(
     # in round 2 W, b, counts and their number, and that the sums have come; the number comes back
     expected_bytes=lambda *_: (8 * (3 * 12 + 3 + 3 + 1) + 1, 8),
     counted="statistics",
+    changed_values={"map": "photographs"},
     no_effect={"keep_sums": "only the server keeps more", "views": "nothing is augmented here"},
     skip={"missing_upload_is_not_zero": oracles.FEWER_VARY},
 )

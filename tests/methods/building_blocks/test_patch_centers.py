@@ -54,7 +54,7 @@ def unit(rows: np.ndarray) -> np.ndarray:
 def kmeans_by_hand(patches: np.ndarray, draw: Callable[[int], Tensor]) -> tuple[np.ndarray, int]:
     """Directions, and how often a center had no patches."""
     values, vectors = np.linalg.eigh(np.cov(patches.T, bias=True))
-    matrix = vectors @ np.diag((values + 0.1) ** -0.5) @ vectors.T
+    matrix = vectors @ np.diag((values + 0.03) ** -0.5) @ vectors.T
     whitened = (patches - patches.mean(0)) @ matrix
     centers = unit(draw(0).numpy())
     empty = 0

@@ -86,6 +86,7 @@ def test_categories_are_one_hot() -> None:
     torch.testing.assert_close(drawn(TABLE), torch.relu(hot @ drawn.tensors["projection"] + drawn.tensors["bias"]))
 
 
-def test_words_are_counted_without_padding() -> None:
+def test_words_count_once_and_padding_never() -> None:
     drawn = draw_map(TEXTS, 16, stream(), words=6)
-    assert drawn(TEXTS).tolist() == [[0, 1, 0, 0, 0, 2], [0, 0, 3, 1, 1, 0]]
+    assert drawn(TEXTS).tolist() == [[0, 1, 0, 0, 0, 1], [0, 0, 1, 1, 1, 0]]
+    assert draw_map(TEXTS, 4, stream())(TEXTS).tolist() == [[0, 1, 0, 0], [1, 0, 1, 1]], "5 is 1, and 4 is 0"

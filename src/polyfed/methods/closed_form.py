@@ -13,7 +13,7 @@ views:           with training.augmentation phi(x) and phi(x) phi(x)' of a row a
 sent:            n_k, M_k / N_k, S_k / N_k: no number grows with the rows. The server multiplies by N_k again, and
                  leaves out sums that no rows can have; they are not sent again.
 prediction:      softmax(phi(x)' W + b + log pi),  pi: the client's own class shares, or the federation's
-Texts:           phi counts words, no S is sent, W_vc = log p(v | c) with a = s / (1 - s) more of each word, b = 0.
+Texts:           phi says which words occur, no S is sent; W_vc = log p(v | c), a = s / (1 - s) more of each; b = 0.
 Private:         with `unit_features` rows of phi have norm 1; n_k, M_k and S_k go up as they are, with Gaussian noise
                  added once by the client. The server solves for the nearest sums that rows can have.
 Numbers:         ridge regression of y on phi(x), from the same sums of (phi(x), y); y is in each client's own unit.

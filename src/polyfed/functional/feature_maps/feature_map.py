@@ -46,7 +46,7 @@ class FeatureMap:
         """
         here = {name: tensor.to(x.device) for name, tensor in self.tensors.items()}
         if "words" in here:
-            return texts.count_words(x, len(self.tensors["words"]))
+            return texts.find_words(x, len(self.tensors["words"]))
         return bound_rows(_features(here, x), here.get("common"))
 
 

@@ -1,7 +1,9 @@
 """Random dilated convolutions: features of series (C, L).
 
-K convolutions of 7, 9 or 11 weights over some of the channels; the maximum, and the share of steps above zero (Dempster
-et al., "ROCKET", DMKD 2020).
+K convolutions of 7, 9 or 11 weights over some of the channels (Dempster et al., "ROCKET", DMKD 2020); of each the share
+of steps above zero and, as of images, the square root of the mean of the ReLU. ROCKET has the maximum in its place, and
+MultiRocket (Tan et al., DMKD 2022) three more features, and the differences of the series; the closed form was better
+without.
 
 Shapes: N series, K kernels, D = 2 K features.
 """
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _KERNEL_LENGTHS = (7, 9, 11)
+_SMALLEST = 1e-8  # smallest mean: its square root has a slope there
 _KERNELS, _BIAS_OF = "kernels of dilation ", "bias of dilation "
 
 
@@ -51,14 +54,14 @@ def draw_kernels(shape: Sequence[int], features: int, generator: torch.Generator
 
 
 def convolve(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The features (N, D) of series: all maxima, then all shares."""
-    largest = []
+    """The features (N, D) of series: the roots of all means, then all shares."""
+    roots = []
     share = []
     for dilation in sorted(int(name.removeprefix(_KERNELS)) for name in drawn if name.startswith(_KERNELS)):
         kernels = drawn[f"{_KERNELS}{dilation}"]
         padding = kernels.shape[-1] // 2 * dilation
-        found = F.conv1d(x, kernels, drawn[f"{_BIAS_OF}{dilation}"], padding=padding, dilation=dilation)
-        largest.append(found.amax(dim=2))
+        found = F.conv1d(x, kernels, drawn[f"{_BIAS_OF}{dilation}"], padding=padding, dilation=dilation).relu_()
+        roots.append(found.mean(dim=2).clamp(min=_SMALLEST).sqrt())
         share.append((found > 0).to(x.dtype).mean(dim=2))
     place = drawn["place"]
-    return torch.cat([torch.cat(largest, dim=1)[:, place], torch.cat(share, dim=1)[:, place]], dim=1)
+    return torch.cat([torch.cat(roots, dim=1)[:, place], torch.cat(share, dim=1)[:, place]], dim=1)

@@ -105,7 +105,7 @@ CASES: dict[str, Refused] = {
     "training.warmup_rounds": refused("set warmup_rounds to 2 or more", warmup_rounds=1),
     "training.momentum": refused("momentum is SGD's; with optimizer 'adam'", optimizer="adam", momentum=0.9),
     "training.class_weights": refused("expected a number for each of 10 classes, got 2", class_weights=[1.0, 2.0]),
-    "training.augmentation": refused("expects images", with_data(dataset=TABLE), augmentation="crop-flip"),
+    "training.augmentation": refused("expects series, 'digits' has none", augmentation="shift"),
     "evaluation.extra_stages": refused(
         "does nothing beside stage = 'personal'", stage="personal", extra_stages=["personal"]
     ),

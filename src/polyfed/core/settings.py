@@ -90,7 +90,8 @@ class Training(Settings):
     weight_decay: Finite = Field(0.0, description="of the optimizer; 0 is off")
     augmentation: str = Field(
         "none",
-        description="'none', 'crop' (pad by an eighth of a side, random crop) or 'crop-flip' (and horizontal flip)",
+        description="'none'; of images 'crop' (pad by an eighth of a side, random crop) or 'crop-flip' (and horizontal "
+        "flip); of series 'shift' (by a tenth of the steps at most, the outermost values repeated)",
     )
     class_weights: Literal["balanced"] | Annotated[list[Weight], Field(min_length=2)] | None = Field(
         None,

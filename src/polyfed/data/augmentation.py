@@ -1,8 +1,8 @@
-"""Changes of images that leave their class: drawn for every batch that trains, or fixed, as views of a row.
+"""Changes of images and series that leave their class: drawn for every batch that trains, or fixed, as views of a row.
 
 All are tensor functions of a batch and draw from the generator that they are handed, so they repeat.
 
-Shapes: N images, C channels, H x W pixels, V views.
+Shapes: N images or series, C channels, H x W pixels, L steps, V views.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,27 +20,41 @@ from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 
 _SHARE = 8  # of 32 pixels 4 are padded (He et al. 2016, and the authors' code of FedHeNN, FedGH and FedIN)
+_FARTHEST = 10  # of 100 steps a series is shifted by 10 at most
+_FORMS = {"images": "C, H, W", "series": "C, L"}
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A random change of images before `Prepare`.
+    """A random change of inputs of one kind before `Prepare`.
 
     Args:
-        draw: (N, the shape of an image, a generator) to what is drawn for N images, (N, ...), on the generator's
-            device; of a generator on the CPU the same images come out on every device.
-        apply: images (N, C, H, W) and what was drawn for them, on their device, to new images of their type;
-            ConfigError where they are no batch of images.
-        fixed: the shape of an image to (V, ...), of what may be drawn the V that stand for all, where nothing is drawn;
-            the first changes no image.
+        kind: "images" (C, H, W) or "series" (C, L).
+        draw: (N, the shape of an input, a generator) to what is drawn for N inputs, (N, ...), on the generator's
+            device; of a generator on the CPU the same inputs come out on every device.
+        change: inputs (N, ...) and what was drawn for them, on their device, to new inputs of their type.
+        fixed: the shape of an input to (V, ...), of what may be drawn the V that stand for all, where nothing is drawn;
+            the first changes no input.
     """
 
+    kind: Literal["images", "series"]
     draw: Callable[[int, Sequence[int], torch.Generator], Tensor]
-    apply: Callable[[Tensor, Tensor], Tensor]
+    change: Callable[[Tensor, Tensor], Tensor]
     fixed: Callable[[Sequence[int]], Tensor]
 
+    def suits(self, shape: Sequence[int]) -> bool:
+        """Whether inputs of this shape may be of the kind."""
+        return len(shape) == len(_FORMS[self.kind].split(", "))
+
+    def apply(self, x: Tensor, drawn: Tensor) -> Tensor:
+        """`change`; ConfigError where x is no batch of inputs of the kind."""
+        if not self.suits(x.shape[1:]):
+            expected = f"expected {self.kind} of shape (N, {_FORMS[self.kind]}) to augment"
+            raise ConfigError(f"{expected}, got {tuple(x.shape)}")
+        return self.change(x, drawn)
+
     def views(self, shape: Sequence[int]) -> list[Callable[[Tensor], Tensor]]:
-        """Functions of a batch of images of this shape (C, H, W), of which each changes every image alike."""
+        """Functions of a batch of inputs of this shape, of which each changes every input alike."""
         return [functools.partial(self._view, drawn) for drawn in self.fixed(shape)]
 
     def _view(self, drawn: Tensor, x: Tensor) -> Tensor:
@@ -61,8 +76,6 @@ def _draw_crops(count: int, shape: Sequence[int], generator: torch.Generator, fl
 
 def _crop_and_flip(x: Tensor, drawn_N3: Tensor) -> Tensor:
     """Crops after padding with black pixels, some of them flipped."""
-    if x.dim() != 4:
-        raise ConfigError(f"expected images of shape (N, C, H, W) to augment, got {tuple(x.shape)}")
     count, channels, height, width = x.shape
     padding = _padding(x.shape)
     down_N1, right_N1, flip_N1 = drawn_N3.split(1, dim=1)
@@ -85,13 +98,41 @@ def _shifts(shape: Sequence[int], flips: bool) -> Tensor:
 
 
 def _crops(flips: bool) -> Augmentation:
-    return Augmentation(
-        functools.partial(_draw_crops, flips=flips), _crop_and_flip, functools.partial(_shifts, flips=flips)
-    )
+    draw, fixed = functools.partial(_draw_crops, flips=flips), functools.partial(_shifts, flips=flips)
+    return Augmentation("images", draw, _crop_and_flip, fixed)
 
 
-# a random crop; and a flip of every other image on average
-AUGMENTATIONS: dict[str, Augmentation | None] = {"none": None, "crop": _crops(False), "crop-flip": _crops(True)}
+def _farthest(shape: Sequence[int]) -> int:
+    """Steps by which a series is shifted at most: a tenth of it, rounded."""
+    return (shape[-1] + _FARTHEST // 2) // _FARTHEST
+
+
+def _draw_shifts(count: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """(N, 1): by how many steps each series is shifted."""
+    most = _farthest(shape)
+    return torch.randint(-most, most + 1, (count, 1), generator=generator, device=generator.device)
+
+
+def _shift(x: Tensor, steps_N1: Tensor) -> Tensor:
+    """Series that begin so many steps later, or earlier; what is then missing repeats the last value, or the first."""
+    length = x.shape[2]
+    from_NL = (torch.arange(length, device=x.device) + steps_N1).clamp(0, length - 1)
+    return x.gather(2, from_NL.unsqueeze(1).expand_as(x))
+
+
+def _both_ways(shape: Sequence[int]) -> Tensor:
+    """The series as it is, and shifted both ways by as much as may be drawn, and by half of it."""
+    most = _farthest(shape)
+    half = (most + 1) // 2
+    return torch.tensor([[0], [-half], [half], [-most], [most]])
+
+
+AUGMENTATIONS: dict[str, Augmentation | None] = {
+    "none": None,
+    "crop": _crops(False),
+    "crop-flip": _crops(True),  # and a flip of every other image on average
+    "shift": Augmentation("series", _draw_shifts, _shift, _both_ways),
+}
 
 
 def augmentation(name: str) -> Augmentation | None:

@@ -14,6 +14,7 @@ from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder, is_frozen, network_of, with_classes
 from polyfed.core.randomness import deal
+from polyfed.data.augmentation import augmentation
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import ClientData
@@ -115,9 +116,10 @@ def check_normalization(recipe: Recipe, source: DatasetSource) -> Prepare:
             "data.mean does nothing beside pre-trained networks, which normalize images as they were "
             "trained; leave out data.mean and data.std"
         )
-    if recipe.training.augmentation != "none" and source.train.x.dim() != 4:
+    augment = augmentation(recipe.training.augmentation)
+    if augment is not None and not augment.suits(source.train.x.shape[1:]):
         raise ConfigError(
-            f"training.augmentation '{recipe.training.augmentation}' expects images, '{source.name}' has none"
+            f"training.augmentation '{recipe.training.augmentation}' expects {augment.kind}, '{source.name}' has none"
         )
     return prepare
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
@@ -113,14 +113,22 @@ class Thrice(Local):
         return {"few": torch.arange(client.id)}
 
 
-def augmented(**options: Any) -> Federation:
-    """Clients with images that are cropped and flipped, of unequal number."""
+def cropped_and_flipped(**options: Any) -> Federation:
     x = torch.randint(0, 256, (14, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return augmented(x, lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3)), "crop-flip", options)
+
+
+def shifted(**options: Any) -> Federation:
+    x = torch.randn(14, 3, 30, generator=torch.Generator().manual_seed(0))
+    return augmented(x, lambda: nn.Sequential(nn.Conv1d(3, 2, 3), nn.Flatten(), nn.Linear(56, 3)), "shift", options)
+
+
+def augmented(x: Tensor, build: Callable[[], nn.Module], name: str, options: Mapping[str, Any]) -> Federation:
+    """Clients with unequal numbers of inputs that are changed in every batch."""
     data = [LabeledSamples(x[:n], torch.arange(n) % 3) for n in (14, 9, 3)]
     members = [Client("net", samples, data[2]) for samples in data]
-    nets = {"net": lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3))}
-    training = Training(rounds=2, batch_size=4, augmentation="crop-flip")
-    federation = Federation(members, Local(), training, builders=nets, **grouped(**options))
+    training = Training(rounds=2, batch_size=4, augmentation=name)
+    federation = Federation(members, Local(), training, builders={"net": build}, **grouped(**options))
     federation.run()
     return federation
 
@@ -146,12 +154,19 @@ CASES: dict[str, Run] = {
     "exchanges and phases": of_kit(Passages()),
     "phases on other data": of_kit(Thrice()),
     "some clients, at times": of_kit(FedAvg(), training={"client_fraction": 0.7}, availability=UNRELIABLE),
-    "augmentation": augmented,
+    "images cropped": cropped_and_flipped,
+    "series shifted": shifted,
     "a shared test set": shared_test_set,
 }
 QUICK = {
     "processes": ["two networks at each client", "another predictor", "exchanges and phases", "a shared test set"],
-    "vectorized": ["a state at client and server", "a final average", "phases on other data", "augmentation"],
+    "vectorized": [
+        "a state at client and server",
+        "a final average",
+        "phases on other data",
+        "images cropped",
+        "series shifted",
+    ],
 }
 
 

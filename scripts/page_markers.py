@@ -138,6 +138,7 @@ def placed_rows(suite: str) -> tuple[Placed, ...]:
         Placed(one, row, one.gain(row.name), one.gain(row.name, alone) if alone in one.names else None)
         for one in settings(suite).values()
         for row in one.rows
+        if row.method in METHODS  # some have left, and have no page
         if not row.control and row.method != "local" and row.hyperparameters.get("control", "none") == "none"
         for alone in [f"{row.name}-alone"]
     )

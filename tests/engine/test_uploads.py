@@ -158,7 +158,7 @@ def test_weights_of_ones_own_method_must_be_declared(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_bounded_and_thinned_or_says_why_not(name: str) -> None:
-    slow = THREE.model_copy(update={"lr": 0.01})  # at which ProtoNorm does not diverge among these clients
+    slow = THREE.model_copy(update={"lr": 0.01})  # at which no method diverges among these clients
     for settings in (BOUND, {"privacy": Privacy(upload_clip_norm=10.0, upload_noise_multiplier=1e-4)}):
         try:
             made = among(METHODS[name]()).federation(METHODS[name](), slow, **settings)

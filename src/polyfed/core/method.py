@@ -132,8 +132,6 @@ class Requirements:
     public_origin: Literal["", "holdout", "other"] = ""  # their origin; "": any
     same_input_shape: bool = False  # all stored inputs, public rows included, have the same shape and type
     validation: bool = False  # every client has validation rows
-    twice_differentiable: bool = False  # every network has second derivatives
-    warmup: int = 0  # initial rounds without training; a run must have more rounds
     # why labels have to be classes, the same for all clients: "its prototypes are means of classes"; "": they need not
     classes: str = ""
     # why outputs have to mean the same for all clients: "it averages heads"; "": they need not

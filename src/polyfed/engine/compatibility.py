@@ -22,7 +22,6 @@ from polyfed.engine import network_checks
 from polyfed.errors import ConfigError, ConfigErrors, MissingPackage, PolyfedError, described, first_line, kind_and_line
 from polyfed.functional.feature_pooling import layout
 from polyfed.functional.modes import eval_mode, has_batchnorm
-from polyfed.functional.tied_tensors import call_with
 from polyfed.models.split import Part, SplitModel, cut_shapes
 from polyfed.registry import suggest
 from polyfed.units import human_count
@@ -95,7 +94,6 @@ class _Checks:
         self._note(self._check_classes)
         self._note(self._check_public)
         self._note(self._check_inputs)
-        self._note(self._check_rounds)
         self._note(self._check_validation)
         for architecture in list(self.templates):
             self._note(self._check_own, architecture)
@@ -123,7 +121,6 @@ class _Checks:
             (needs.gridlike_cuts, self._check_grids),
             (needs.shared_shapes, self._check_nested),
             (needs.more_than_head, self._check_more_than_head),
-            (needs.twice_differentiable, self._check_second_derivatives),
             (self.model_factory.auxiliary_model and not beside and self.templates, self._check_auxiliary),
             (beside and self.templates, self._check_map),
         ):
@@ -193,14 +190,6 @@ class _Checks:
                         f"{self.name} needs stored inputs of one shape and type; {owner} has {kind}, {first} "
                         f"{kinds[first]}"
                     )
-
-    def _check_rounds(self) -> None:
-        rounds = self.clients[0].training.rounds
-        if self.needs.warmup >= rounds:
-            raise ConfigError(
-                f"{self.name} warms up for {self.needs.warmup} rounds, in which nobody trains, and needs more than "
-                f"these; got training.rounds = {rounds}; raise it, or lower the method's warm-up"
-            )
 
     def _check_validation(self) -> None:
         without = [client.title for client in self.clients if not len(client.data.validation)]
@@ -297,22 +286,6 @@ class _Checks:
                     f"{self.first[architecture].title_with_network} with clients of other architectures; "
                     f"{self.needs.hint}"
                 )
-
-    def _check_second_derivatives(self) -> None:
-        for architecture, module in self.templates.items():
-            w = {n: p.detach().requires_grad_() for n, p in module.named_parameters() if p.requires_grad}
-            try:
-                with eval_mode(module):
-                    scores = call_with(module, w, (example_input(self.first[architecture], module),))
-                loss = scores.square().sum()
-                grads = torch.autograd.grad(loss, tuple(w.values()), create_graph=True, allow_unused=True)
-                # backward reaches every node, also those that only raise; grad would pass them by, and give too little
-                torch.stack([g.square().sum() for g in grads if g is not None]).sum().backward()
-            except RuntimeError as error:
-                raise ConfigError(
-                    f"{self.name} needs networks with second derivatives; "
-                    f"{self.first[architecture].title_with_network} has none: {str(error).splitlines()[0]}{self._hint}"
-                ) from error
 
     def _check_map(self) -> None:
         """Check that the network that nobody trains gives features of every client's inputs."""

@@ -13,10 +13,9 @@ from polyfed.errors import ConfigError
 from polyfed.report.plot_style import FigureWithData
 from tests.helpers.readable import unreadable
 
-RECORDS = ["curves", "clients", "architectures", "sizes"]
+RECORDS = ["curves", "clients"]
 STEMS = [
-    "accuracy-by-round", "accuracy-by-bytes", "accuracy-by-seconds", "accuracy-per-client", "accuracy-by-architecture",
-    "accuracy-by-size", "labels", "cka", "tsne",
+    "accuracy-by-round", "accuracy-by-bytes", "accuracy-by-seconds", "accuracy-per-client", "labels", "cka", "tsne",
 ]  # fmt: skip
 
 

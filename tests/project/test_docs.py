@@ -39,7 +39,7 @@ def test_the_example_prints_what_the_readme_shows(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("examples/*.ipynb")), ids=lambda file: file.stem)
 def test_a_notebook_prints_what_it_keeps(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its words exactly, its figures nearly; at its end it shows a figure."""
+    """Its words exactly, its figures nearly; at its end it shows a figure or a table."""
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "jupyter"))
     kept = [cell for cell in json.loads(file.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
@@ -52,7 +52,7 @@ def test_a_notebook_prints_what_it_keeps(file: Path, tmp_path: Path, monkeypatch
             nearly = 0.05 if re.fullmatch(r"[01]\.\d{4}", other) else 0.5  # an accuracy; losses, percentage points
             assert float(one) == pytest.approx(float(other), abs=nearly)
     for cell in (kept[-1], again[-1]):
-        assert "<img " in "".join(cell["outputs"][-1]["data"]["text/html"])
+        assert re.search("<img |<table ", "".join(cell["outputs"][-1]["data"]["text/html"]))
 
 
 def printed_by(cell: dict[str, Any]) -> str:

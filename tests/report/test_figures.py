@@ -13,12 +13,10 @@ import pytest
 
 from polyfed.errors import ConfigError
 from polyfed.report.figures import (
-    architectures,
     clients,
     curve_drawings,
-    sizes,
 )
-from polyfed.report.frames import by_architecture, client_frame, curve_frame, ranked
+from polyfed.report.frames import client_frame, curve_frame, ranked
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import FigureWithData, canvas, empty_figure, legend, line_style, save
 from polyfed.report.run_records import load_runs
@@ -79,7 +77,7 @@ def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path) -> None:
 
 
 def test_a_method_keeps_its_color_in_all_figures_of_a_folder(make: Any) -> None:
-    """FedGH's: beside FedAvg, without it in another experiment, as line and mark, whoever is not finished."""
+    """FedGH's: beside FedAvg, without it in another experiment, whoever is not finished."""
     make("a", "local")
     make("b", "fedavg")
     make("c", "fedgh", clients_table=[{"id": 0, "architecture": "x", "samples": 5, "accuracy": 0.5}])
@@ -87,8 +85,6 @@ def test_a_method_keeps_its_color_in_all_figures_of_a_folder(make: Any) -> None:
     make("e", "fedgh", data={"dataset": "cifar10"})
     make("f", "fd", finished=False)
     runs = load_runs(make.root)
-    groups, _ = group_runs(runs)
-    (marks,) = sizes(groups)
     drawn = [
         line
         for one in (*curve_drawings(group_runs(runs)[0]), *clients(group_runs(runs)[0]))
@@ -97,7 +93,7 @@ def test_a_method_keeps_its_color_in_all_figures_of_a_folder(make: Any) -> None:
     style = line_style(2)  # of fd, fedavg, fedgh
     of_fedgh = [line for line in drawn if line.get_marker() == style["marker"]]
     assert len(of_fedgh) == 4
-    assert {line.get_color() for line in (*of_fedgh, marks.figure.axes[0].lines[0])} == {style["color"]}
+    assert {line.get_color() for line in of_fedgh} == {style["color"]}
     assert len({line.get_color() for line in drawn}) == 3, "black is Local's"
 
 
@@ -127,10 +123,6 @@ def test_requests_that_cannot_be_met(two_by_two: Path, make: Any) -> None:
     (folder / "rounds.jsonl").write_text("")
     with pytest.raises(ConfigError, match="nothing to draw: no round"):
         curve_drawings(groups_in(folder))
-    with pytest.raises(ConfigError, match="architectures"):
-        architectures(groups_in(folder))
-    with pytest.raises(ConfigError, match="how many samples"):
-        sizes(groups_in(folder))
     with pytest.raises(ConfigError, match="not scored in stage"):
         group_runs(runs, "after_training")
 
@@ -167,9 +159,6 @@ def test_clients_by_hand(runs: Any) -> None:
     fedgh = ranks[ranks["name"] == "fedgh"]
     assert list(fedgh["mean"]) == pytest.approx([0.3, 0.4, 0.55]), "as many ranks as both seeds have"
     assert fedgh[["low", "high", "count"]].to_numpy().tolist() == [[0.1, 0.5, 2], [0.2, 0.6, 2], [0.3, 0.8, 2]]
-    found = by_architecture(scores).set_index(["name", "architecture"])
-    assert list(found.loc["fedgh"]["mean"]) == pytest.approx([0.5, 0.3])
-    assert list(found.loc[("fedgh", "a"), ["low", "high", "count"]]) == [0.3, 0.8, 4]
 
 
 def test_clients_are_drawn_as_found(runs: Any) -> None:
@@ -180,16 +169,6 @@ def test_clients_are_drawn_as_found(runs: Any) -> None:
     assert list(fedgh.get_ydata()) == pytest.approx([30, 40, 55])
     assert all(float(tick).is_integer() for tick in axes.get_xticks()), "ranks are whole numbers"
     assert "seeds 0, 1" in drawing.about
-    (drawing,) = sizes(group_runs(runs)[0])
-    axes = drawing.figure.axes[0]
-    assert axes.get_xscale() == "log", "10 and 400 samples"
-    assert list(axes.lines[1].get_xdata()) == [10, 20, 30, 400, 10, 20, 400]
-    (drawing,) = architectures(group_runs(runs)[0])
-    axes = drawing.figure.axes[0]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
-    marks = [line for line in axes.lines if line.get_marker() in ("x", "o")]
-    assert [list(mark.get_ydata()) for mark in marks] == [pytest.approx([30, 30]), pytest.approx([50, 30])]
-    assert drawing.figure.legends[0].get_texts()[1].get_text() == "fedgh"
 
 
 # what every figure has in common --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """All figures by name, and the one call that draws them from run folders, with their numbers beside them.
 
-Those of records alone come from `polyfed.report` (curves, clients, architectures, sizes, gains)
-and from here (labels); those that look into the clients' networks (cka, tsne) need torch, data and models.
+Those of records alone come from `polyfed.report` (curves, clients, gains) and from here (labels); those that look into
+the clients' networks (cka, tsne) need torch, data and models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polyfed.errors import ConfigError
 from polyfed.markup import image, notes
 from polyfed.records.read import ANALYSIS, check_links
 from polyfed.registry import suggest
-from polyfed.report.figures import architectures, axes_of, clients, curve_drawings, gain_drawings, sizes
+from polyfed.report.figures import axes_of, clients, curve_drawings, gain_drawings
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import FigureWithData
 from polyfed.report.run_records import RunRecord, load_runs, rows_of_pooled
@@ -171,8 +171,6 @@ FIGURES: dict[str, Callable[[_Runs], list[FigureWithData]]] = {
         drawing for x in axes_of(runs.groups) for drawing in curve_drawings(runs.groups, x, runs.stage)
     ],
     "clients": lambda runs: clients(runs.groups),
-    "architectures": lambda runs: architectures(runs.groups),
-    "sizes": lambda runs: sizes(runs.groups),
     "gains": lambda runs: gain_drawings(runs.groups, runs.stage),
     "labels": _labels,
     "cka": _cka,

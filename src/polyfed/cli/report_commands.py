@@ -74,8 +74,8 @@ def plot(
 ) -> None:
     """Figures of finished runs.
 
-    Each is written as png and svg, with its numbers beside it as json and csv: curves, clients, architectures, sizes,
-    gains, labels, cka, tsne.
+    Each is written as png and svg, with its numbers beside it as json and csv: curves, clients, gains, labels, cka,
+    tsne.
 
     \b
     polyfed plot runs/quickstart

@@ -1,4 +1,4 @@
-"""Figures of finished runs: curves, clients, architectures, sizes, and what federation is worth.
+"""Figures of finished runs: curves, clients, and what federation is worth.
 
 Each function gives a drawing for each set of comparable runs, with its numbers: those of `result.json`, of
 the reported round, in each run's main stage, or those of `rounds.jsonl`.
@@ -13,19 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyfed.errors import ConfigError
 from polyfed.report.findings import Gains, decompose
-from polyfed.report.frames import by_architecture, client_frame, curve_frame, ranked
+from polyfed.report.frames import client_frame, curve_frame, ranked
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import (
-    HEIGHT,
-    WIDTH,
     FigureWithData,
     canvas,
     empty_figure,
     has_bands,
-    inches,
     legend,
     line_style,
-    shortened,
     style_axes,
 )
 
@@ -41,11 +37,6 @@ _SCALES = {
 }
 _MARKERS_PER_LINE = 12
 _FAR_APART = 20  # bytes and simulated time are on a logarithmic axis where the methods' totals differ by this factor
-_WIDE = 10  # numbers of samples are on a logarithmic axis where the largest is this many times the smallest
-_MARK = 0.1  # inches across that a method's mark takes beside others of its architecture
-_WIDEST = 12.0  # inches
-_LONG = 36  # letters of an architecture's name
-_SIZE = 9  # points of it
 _PARTS: dict[str, dict[str, Any]] = {
     "gain alone": {"facecolor": "#9ecae1", "edgecolor": "black", "linewidth": 0.8},
     "federated gain": {"facecolor": "#fdae6b", "edgecolor": "black", "linewidth": 0.8, "hatch": "///"},
@@ -202,73 +193,6 @@ def _clients(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
     axes.set_ylabel(main.axis)
     legend(axes, handles, lines)
     return FigureWithData(stem, figure, about, _in_order(group, found))
-
-
-def architectures(groups: Sequence[Group]) -> list[FigureWithData]:
-    """``accuracy-by-architecture``: the mean of each architecture's clients, method beside method."""
-    lacking = "no result.json of these runs names its clients' architectures"
-    stem = "accuracy-by-architecture"
-    return _of_each_group(groups, stem, lambda group: by_architecture(client_frame(group)), _architectures, lacking)
-
-
-def _architectures(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
-    main = group.score
-    over = " and seeds" if len(group.seeds) > 1 else ""
-    about = _about(group, more=f"Mark: mean over clients{over}; line: lowest to highest of them.")
-    places = list(found["architecture"].unique())
-    rows = dict(list(found.groupby("name", sort=False)))
-    width = min(_WIDEST, max(WIDTH, 0.8 + _MARK * (len(rows) + 1) * len(places)))
-    names = shortened(places, _LONG)
-    long = inches(names, _SIZE) > 0.9 * (width - 0.8) / len(places)
-    turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
-    height = HEIGHT + (0.71 * inches(names, _SIZE) if long else 0.0)
-    figure, axes = empty_figure(main.of_it("Accuracy by architecture"), about, height, width)
-    handles = []
-    for number, (name, line) in enumerate(rows.items()):
-        at = line["architecture"].map(places.index) + 0.7 * ((number + 0.5) / len(rows) - 0.5)
-        reach = [main.shown(line["mean"] - line["low"]), main.shown(line["high"] - line["mean"])]
-        look = _mark(group, name) | {"elinewidth": 1, "capsize": 2.5, "gid": f"means {name}"}
-        handles.append(axes.errorbar(at, main.shown(line["mean"]), yerr=reach, **look))
-    for place in range(1, len(places)):
-        axes.axvline(place - 0.5, color="#999999", linewidth=0.7)
-    axes.set_xticks(range(len(places)), names, fontsize=_SIZE, parse_math=False, **turned)
-    axes.set_xlim(-0.5, len(places) - 0.5)
-    axes.grid(False, axis="x")
-    axes.set_ylabel(main.axis)
-    legend(axes, handles, rows)
-    return FigureWithData(stem, figure, about, found)
-
-
-def sizes(groups: Sequence[Group]) -> list[FigureWithData]:
-    """``accuracy-by-size``: each client's accuracy against its number of training samples."""
-    lacking = "no result.json of these runs says how many samples its clients have"
-    return _of_each_group(
-        groups, "accuracy-by-size", lambda group: client_frame(group).dropna(subset="samples"), _sizes, lacking
-    )
-
-
-def _sizes(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
-    main = group.score
-    about = _about(group, more=f"A mark per client{' and seed' if len(group.seeds) > 1 else ''}.")
-    figure, axes = empty_figure(main.of_it("Accuracy by the amount of a client's data"), about)
-    rows = dict(list(found.groupby("name", sort=False)))
-    handles = []
-    for name, line in rows.items():
-        look = _mark(group, name) | {"alpha": 0.85, "gid": f"marks {name}"}
-        handles += axes.plot(line["samples"].astype(int), main.shown(line["score"]), **look)
-    numbers = found["samples"][found["samples"] > 0]
-    if len(numbers) and numbers.max() >= _WIDE * numbers.min():
-        axes.set_xscale("log")
-    axes.set_xlabel("training samples of the client")
-    axes.set_ylabel(main.axis)
-    legend(axes, handles, rows)
-    return FigureWithData(stem, figure, about, found.rename(columns={"score": main.name}))
-
-
-def _mark(group: Group, name: str) -> dict[str, Any]:
-    """A row's marker without a line; open, so that those below show."""
-    bare = {key: value for key, value in line_style(group.looks[name]).items() if key != "linewidth"}
-    return bare | {"linestyle": "none", "markersize": 5.5, "markerfacecolor": "none", "markeredgewidth": 1.3}
 
 
 # what federation is worth -----------------------------------------------------------------------------------------

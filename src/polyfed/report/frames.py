@@ -175,9 +175,3 @@ def ranked(clients: pd.DataFrame) -> pd.DataFrame:
     found = clients.assign(rank=ranks).groupby(["name", "rank"], sort=False)["score"].agg(**SPREAD).reset_index()
     seeds = found["name"].map(clients.groupby("name")["seed"].nunique())
     return found[found["count"] == seeds].sort_values("rank", kind="stable")
-
-
-def by_architecture(clients: pd.DataFrame) -> pd.DataFrame:
-    """Of `client_frame` every row and architecture: name, architecture, mean, low, high, count."""
-    known = clients[clients["architecture"] != ""]
-    return known.groupby(["name", "architecture"], sort=False)["score"].agg(**SPREAD).reset_index()

@@ -105,9 +105,9 @@ def has_bands(lines: int, seeds: int) -> bool:
 # the sheet --------------------------------------------------------------------------------------------------------
 
 
-def empty_figure(title: str, about: str, height: float = HEIGHT, width: float = WIDTH) -> tuple[Figure, Any]:
+def empty_figure(title: str, about: str) -> tuple[Figure, Any]:
     """A figure and its empty axes, under a title and a sentence that says what is shown."""
-    figure, ((axes,),) = canvas(title, about, height, width=width)
+    figure, ((axes,),) = canvas(title, about, HEIGHT)
     style_axes(axes)
     return figure, axes
 
@@ -185,13 +185,6 @@ def add_colorbar(figure: Figure, shown: Any, axes: Sequence[Any], label: str) ->
 
 
 # words ------------------------------------------------------------------------------------------------------------
-
-
-def inches(texts: Iterable[str], size: float) -> float:
-    """The width of the widest of these texts, in this many points."""
-    from matplotlib.textpath import TextPath
-
-    return max((TextPath((0, 0), text, size=size).get_extents().x1 / 72 for text in texts if text.strip()), default=0.0)
 
 
 def shortened(names: Sequence[str], most: int) -> list[str]:

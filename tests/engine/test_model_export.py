@@ -65,8 +65,7 @@ def of_method(name: str, **sections: Mapping[str, Any]) -> Recipe:
     """The smallest run of a method in which a client is scored in every stage."""
     needs = METHODS[name]().requirements
     kinds = ["digits-cnn1"] if needs.same_architecture or needs.shared_shapes else ["digits-cnn1", "digits-cnn2"]
-    rounds = {"rounds": SETTINGS["training"]["rounds"] + needs.warmup}
-    layers = {"method": {"name": name, **SMALL.get(name, {})}, "models": {"architectures": kinds}, "training": rounds}
+    layers = {"method": {"name": name, **SMALL.get(name, {})}, "models": {"architectures": kinds}}
     return recipe_of(layers, {"evaluation": {"extra_stages": other_stages(name)}}, sections)
 
 

@@ -182,10 +182,10 @@ def test_figures_and_page_are_written_by_one_process_at_a_time(
 
         return checked
 
-    for name in ("add_result", "write_page"):
+    for name in ("add_rows", "write_page"):
         monkeypatch.setattr(module, name, under_lock(name, getattr(module, name)))
     benchmark(".", "shared", settings=["short"], methods=["fedavg"])
-    assert written[:3] == ["add_result", "add_result", "write_page"], "of local, of fedavg"
+    assert written[:3] == ["add_rows", "add_rows", "write_page"], "of local, of fedavg"
 
 
 # in one process -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 (after Fed3R, ICML 2024, and AFL, CVPR 2025).
 
 phi: a map drawn from the run's seed, the same at every client and never sent (`functional.feature_maps`).
-     "patches": filters of images made of all clients' patches, in nine exchanges before the first sums; who has sent
+     "patches": filters of images made of all clients' patches, in five exchanges before the first sums; who has sent
      no sums is sent them (`building_blocks.patch_centers`).
 client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S_k = sum of phi(x) phi(x)' over all rows
 server:          n, M, S = sums over the clients heard;  mu_c = M_c / n_c

@@ -58,7 +58,7 @@ def kmeans_by_hand(patches: np.ndarray, draw: Callable[[int], Tensor]) -> tuple[
     whitened = (patches - patches.mean(0)) @ matrix
     centers = unit(draw(0).numpy())
     empty = 0
-    for move in range(1, 9):
+    for move in range(1, 5):
         nearest = (unit(whitened) @ centers.T).argmax(1)
         fresh = unit(draw(move).numpy())
         sums = [whitened[nearest == k].sum(0) if (nearest == k).any() else fresh[k] for k in range(FILTERS)]
@@ -103,9 +103,9 @@ def test_patches_cross_in_round_1_and_filters_once_more_to_who_was_not_heard() -
     history = rounds(METHOD, members(PARTS), rounds=3, lose=lambda round, i: i == 2 and round == 1)
     filters = 4 * FILTERS * (WIDTH + 1)
     sums = 8 * (CLASSES + CLASSES * 320 + 320 * 321 // 2 + 1)
-    moments, moves = 8 * (1 + WIDTH + WIDTH * (WIDTH + 1) // 2), 8 * 8 * FILTERS * (WIDTH + 1)
+    moments, moves = 8 * (1 + WIDTH + WIDTH * (WIDTH + 1) // 2), 4 * 8 * FILTERS * (WIDTH + 1)
     by_client = [round.record["bytes_by_client"] for round in history]
-    assert by_client[0]["0"] == {"down": 9 * filters, "up": moments + moves + sums}
+    assert by_client[0]["0"] == {"down": 5 * filters, "up": moments + moves + sums}
     assert [by_client[1][i]["up"] for i in "012"] == [8, 8, sums]
     assert by_client[1]["2"]["down"] - by_client[1]["0"]["down"] == filters - 1
     assert by_client[2]["2"]["down"] == by_client[2]["0"]["down"]

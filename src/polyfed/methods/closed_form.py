@@ -1,5 +1,5 @@
-"""ClosedForm: one linear model on fixed random features, solved from sums that every client sends once
-(after Fed3R, ICML 2024, and AFL, CVPR 2025).
+"""ClosedForm: one linear model on fixed features, solved from sums that every client sends once
+(after GH-LDA of GH-OFL, ICLR 2026, and Fed3R, ICML 2024).
 
 phi: a map drawn from the run's seed, the same at every client and never sent (`functional.feature_maps`).
      "patches": filters of images made of all clients' patches, in five exchanges before the first sums; who has sent
@@ -7,28 +7,42 @@ phi: a map drawn from the run's seed, the same at every client and never sent (`
 client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S_k = sum of phi(x) phi(x)' over all rows
 server:          n, M, S = sums over the clients heard;  mu_c = M_c / n_c
                  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I
-                 W = A^-1 mu',  b_c = - mu_c' W_c / 2
+                 W = A^-1 mu',  b_c = - mu_c' W_c / 2;  their means over classes are taken from both
+prediction:      softmax(phi(x)' W + b + log pi),  pi: the client's own class shares, or the federation's
 views:           with training.augmentation phi(x) and phi(x) phi(x)' of a row are means over its views: the image and
                  four shifts of it, each mirrored, too. n_k counts rows; a row still changes a sum by its norm at most.
 sent:            n_k, M_k / N_k, S_k / N_k: no number grows with the rows. The server multiplies by N_k again, and
                  leaves out sums that no rows can have; they are not sent again.
-prediction:      softmax(phi(x)' W + b + log pi),  pi: the client's own class shares, or the federation's
+Class means:     with second_moments = "clients" no S is sent, and of the K_c clients with rows of class c
+                 Sigma = sum_c sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)' / sum_c (K_c - 1),  mu_kc = M_kc / n_kc
 Texts:           phi says which words occur, no S is sent; W_vc = log p(v | c), a = s / (1 - s) more of each; b = 0.
 Private:         with `unit_features` rows of phi have norm 1; n_k, M_k and S_k go up as they are, with Gaussian noise
                  added once by the client. The server solves for the nearest sums that rows can have.
-Numbers:         ridge regression of y on phi(x), from the same sums of (phi(x), y); y is in each client's own unit.
-No network is trained or sent. W of any grouping of the rows is the same.
+Numbers:         W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y),  b = mean y - mu' W,  of the sums of (phi(x),
+                 y) as one class; y is in each client's own unit.
+No network is trained or sent. But for class means alone, any grouping of the rows gives the same W.
 
-After closed forms on a pre-trained extractor: Fed3R (Fani et al., ICML 2024, arXiv:2406.01116) and AFL (He et al., CVPR
-2025, arXiv:2405.16240). The classifier is Friedman's regularized discriminant analysis (JASA 1989). Maps: random
-kitchen sinks (Rahimi and Recht, NeurIPS 2007), random patches (Coates and Ng, NeurIPS 2011), ROCKET (Dempster et al.,
-DMKD 2020).
+In print, on features of a pre-trained network:
+    GH-OFL (Turazza et al., ICLR 2026, arXiv:2602.01186)   GH-LDA: these sums and this classifier
+    Fed3R (Fani et al., ICML 2024, arXiv:2406.01116)       ridge regression onto one-hot classes, from sums; Fed3R-RF on
+                                                           random features; Only Local Labels (the same, IEEE Access
+                                                           2025): a client's own classes alone are scored
+    AFL (He et al., CVPR 2025, arXiv:2405.16240)           the same regression, of which any partition gives one
+    FedCGS (Guan et al., 2025, arXiv:2503.06962)           class means and covariance from sums, in one exchange
+    FedCOF (Goswami et al., NeurIPS 2025, arXiv:2412.14326)  the covariance from the clients' class means
+    Fan et al. (2025, arXiv:2508.10732)                    a common and a personal closed form for each client
+    Alsulaimawi (2026, arXiv:2601.08216)                   ridge regression by one release of sums with noise
+    Quan et al. (2026, arXiv:2603.12977)                   clients and rows taken out of the sums, exactly
+on features that are learnt: FedLDA (FL@FM 2023), pFedFDA (McLaughlin and Su, NeurIPS 2024, arXiv:2411.00329).
+The classifier is Friedman's (regularized discriminant analysis, JASA 1989). Ours are maps that nobody trained, and each
+client's own class shares.
 Shapes: D features, C classes, N rows.
-Sent: down 2 (C D + 2 C), D features, whenever it changes; up once D (D + 1) + 2 (C D + C), D features (texts: 2 (C D +
-C)). Kept: client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k.
-Deviations from the paper: (1) The map is random instead of pre-trained, so that no other data are needed. (2) The
-classifier is a discriminant analysis with each client's own class shares; Fed3R and AFL have one ridge regression onto
-one-hot classes. (3) No fine-tuning follows.
+Sent: down 2 (C D + 2 C), D features, whenever it changes; up once D (D + 1) + 2 (C D + C), D features (texts, and class
+means alone: 2 (C D + C)). Kept: client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k.
+Deviations from the papers: (1) By default the map is random instead of pre-trained, so that no other data are needed.
+(2) Each client has its own class shares in the place of the federation's. (3) Classes without rows are left out.
+(4) FedCOF estimates a covariance for each class and fits one-hot classes by ridge regression. Here all classes have one
+covariance, and the classifier is the same as with S.
 """
 
 from __future__ import annotations

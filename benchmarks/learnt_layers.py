@@ -21,8 +21,8 @@
 
 A training row counts with its ten views, of 4,800 rows with two; networks are trained with crops and mirrored images.
 Shrinkage s, t, v and the ridge of blocks are chosen on validation rows of all clients together, for each candidate by
-itself: report nothing else of these seeds. Accuracy is the mean over clients; "difference" is to the
-closed form on the same map, with its standard error over rows.
+itself, so that what has more choices looks better there than it is; test rows have no part in it. Accuracy is the mean
+over clients; "difference" is to the closed form on the same map, with its standard error over rows.
 
 Shapes: N rows, D features, C classes, K filters.
 """

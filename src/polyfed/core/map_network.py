@@ -42,20 +42,20 @@ class MapNetwork:
         return features.flatten(1).float()
 
     @functools.cached_property
-    def digest(self) -> Tensor:
-        """SHA-256 of names, shapes, types and bytes of all tensors before the head, (32,) uint8."""
+    def checksum(self) -> str:
+        """SHA-256 of names, shapes, types and bytes of all tensors before the head."""
         found = hashlib.sha256()
         for name, tensor in sorted(self.network.state_dict().items()):
             if isinstance(self.network, SplitModel) and self.network.part_of(name) == "head":
                 continue
             found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
             found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return torch.tensor(list(found.digest()), dtype=torch.uint8)
+        return found.hexdigest()
 
     @property
-    def checksum(self) -> str:
-        """The same as hexadecimal digits."""
-        return bytes(self.digest.tolist()).hex()
+    def digest(self) -> Tensor:
+        """The same as bytes, (32,) uint8."""
+        return torch.tensor(list(bytes.fromhex(self.checksum)), dtype=torch.uint8)
 
     def count_features(self, x: Tensor) -> int:
         """D, of prepared inputs like `x` (N, ...), of which there is at least one.

@@ -128,7 +128,7 @@ class ModelFactory:
     def _admit(self, auxiliary: AuxiliaryModel, others: Mapping[str, Builder]) -> str:
         """Register the auxiliary model as an architecture; returns the architecture's name."""
         name, features = auxiliary.architecture, auxiliary.features
-        builder = self.builders.get(name) or others[name]
+        builder = self.builders.get(name) or others.get(name) or others[auxiliary.network]
         if features is not None:
             name = f"{name}, {features} features"
             self.builders[name] = lambda: with_projection(as_split_model(builder()), features)

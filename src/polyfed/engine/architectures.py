@@ -22,7 +22,7 @@ from polyfed.errors import ConfigError, suggest
 from polyfed.functional.tied_tensors import find_ties
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.models.wrappers import unwrapped
-from polyfed.models.zoo import build, build_map
+from polyfed.models.zoo import build
 from polyfed.registry import MODELS
 
 
@@ -103,25 +103,23 @@ def builders_by_name(
 
 
 def map_builder(
-    method: Method, first: Client, own: Mapping[str, Builder], classes: int, vocabulary: Vocabulary | None
+    method: Method, first: Client, own: Collection[str], classes: int, vocabulary: Vocabulary | None
 ) -> dict[str, Builder]:
-    """What makes the frozen network that the method names, if it does and the user's `own` functions do not.
+    """What makes the network that nobody trains, where a method names one and the user's `own` functions make none.
 
-    Args: as of `builders_by_name`. first: a client, as all have inputs alike.
-
-    Raises:
-        ConfigError: inputs that are not as the network's weights want them.
+    Args:
+        first: a client, as all have inputs alike. Others: see `builders_by_name`.
     """
     wanted = method.auxiliary_model
-    if wanted is None or not wanted.frozen or wanted.architecture in own:
+    if wanted is None or not wanted.frozen or wanted.network in own or wanted.architecture in own:
         return {}
-    if wanted.network in own:
-        return {wanted.architecture: own[wanted.network]}
     _check_normalized(first, wanted.network)
     words = None if vocabulary is None else vocabulary.network_ids
     shape = tuple(first.data.train.x.shape[1:])
-    build_it = functools.partial(build_map, wanted.network, shape, classes or 1, words, categories=first.categories)
-    return {wanted.architecture: build_it}
+    made = functools.partial(
+        build, wanted.network, shape, classes or 1, words=words, categories=first.categories, frozen=True
+    )
+    return {wanted.architecture: made}
 
 
 def _check_named(client: Client, own: Collection[str]) -> None:

@@ -55,7 +55,7 @@ def check_auxiliary_model(method: Method, known: Collection[str]) -> None:
         ConfigError: it is not.
     """
     wanted = method.auxiliary_model
-    if wanted is not None and wanted.architecture not in (*BY_SIZE, *known):
+    if wanted is not None and not {wanted.network, wanted.architecture} & {*BY_SIZE, *known}:
         raise ConfigError(
             f"{method.name}: expected 'smallest', 'largest' or a network that can be built "
             f"as auxiliary model, got '{wanted.network}'{suggest(wanted.network, [*BY_SIZE, *known])}"

@@ -28,7 +28,7 @@ from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.experiments.held_out import with_numbers
 from polyfed.experiments.pooled import pool
 from polyfed.experiments.pretraining import pretrain
-from polyfed.models.zoo import build, build_map
+from polyfed.models.zoo import build
 from polyfed.registry import LOGGERS, MODELS
 
 __all__ = [
@@ -154,25 +154,23 @@ def network_builder(
     words: int | Tensor | None,
     categories: Sequence[int],
 ) -> Builder:
-    """What makes a network of this name; of one that is frozen, without the settings of [models], which trains others.
+    """What makes a network of this name; of one that nobody trains, as wide as it is.
 
     Args:
         shape: of one stored input. words: of texts, how many ids there are, or their vectors. categories: of a table,
             see `Client.categories`.
     """
-    if is_frozen(name):
-        plain = network_of(name)
-        return functools.partial(build_map, plain, tuple(shape), outputs, words, recipe.beside, categories)
     return functools.partial(
         build,
-        name,
+        network_of(name),
         tuple(shape),
         outputs,
-        recipe.models.feature_dim,
+        None if is_frozen(name) else recipe.models.feature_dim,
         words,
         beside=recipe.beside,
         categories=categories,
         feature_pool=recipe.models.feature_pool,
+        frozen=is_frozen(name),
     )
 
 

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from polyfed.core.client import to_float
 from polyfed.core.message import Message, first_nonfinite, flatten, from_bytes, unflatten
 from polyfed.core.method import Method
-from polyfed.core.model_factory import Builder, network_of
+from polyfed.core.model_factory import is_frozen, network_of
 from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng, unless_drawn
 from polyfed.core.settings import AdapterSettings
@@ -46,7 +46,7 @@ from polyfed.engine.scoring import seed_of_rows
 from polyfed.errors import ConfigError, described, kind_and_line
 from polyfed.escaping import client_text, csv_text, one_line
 from polyfed.functional import metrics
-from polyfed.models.zoo import build, build_map
+from polyfed.models.zoo import build
 from polyfed.own_methods import method_class
 from polyfed.records.fields import validated
 from polyfed.records.read import SUM_FILE, check_links, parse_json
@@ -432,38 +432,31 @@ def _table(entry: Mapping[str, Any]) -> tuple[TableColumns, tuple[float, ...]]:
 def _built(entry: Mapping[str, Any], method: Method, form: InputSpec) -> nn.Module:
     """The network that the client trained, as an entry of the index says; its weights are any."""
     own = entry["architecture"]
+    names = [own]
     auxiliary = entry.get("auxiliary_model")
+    wanted = method.auxiliary_model
+    if wanted is not None and auxiliary is not None:
+        names.append(dataclasses.replace(wanted, network=auxiliary).architecture)
     words = None if entry.get("vocabulary") is None else FIRST_WORD + entry["vocabulary"]
-    builders: dict[str, Builder] = {
+    builders = {
         name: functools.partial(
             build,
             network_of(name),
             form.shape,
             entry["classes"] or 1,
-            entry["feature_dim"],
+            None if is_frozen(name) else entry["feature_dim"],
             words,
-            fetch=False,
+            fetch=is_frozen(name),
             beside=entry.get("modules", []),
             categories=form.columns.counts,
             feature_pool=entry.get("feature_pool", False),
+            frozen=is_frozen(name),
         )
-        for name in (own, auxiliary)
-        if name is not None
+        for name in names
     }
     if entry.get("adapters") is not None:
         method = adapted(method, AdapterSettings(**entry["adapters"]))
-    wanted = method.auxiliary_model
     frozen = entry.get("frozen", {"seed": 0})
-    if wanted is not None and wanted.frozen:
-        builders[wanted.architecture] = functools.partial(
-            build_map,
-            wanted.network,
-            form.shape,
-            entry["classes"] or 1,
-            words,
-            entry.get("modules", []),
-            form.columns.counts,
-        )
     model_factory = build_model_factory(method, builders, frozen["seed"], torch.device("cpu"), auxiliary=auxiliary)
     beside = model_factory.map_network
     if beside is not None and beside.checksum != frozen["sha256"]:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from polyfed.errors import ConfigError, PolyfedError, kind_and_line
 from polyfed.models import third_party
 from polyfed.models.networks import HOMES, Home
-from polyfed.models.split import PARTS, HiddenHead, Part, SplitModel, with_projection
+from polyfed.models.split import PARTS, HiddenHead, Part, SequentialSplit, SplitModel, with_projection
 from polyfed.models.wrappers import unwrapped
 from polyfed.registry import MODELS, import_object
 
@@ -30,6 +30,7 @@ def build(
     beside: Sequence[str] = (),
     categories: Sequence[int] = (),
     feature_pool: bool = False,
+    frozen: bool = False,
 ) -> SplitModel:
     """A fresh model with its architecture's name set; weights are drawn from torch's current generator.
 
@@ -51,6 +52,7 @@ def build(
         categories: of a table with categories: per feature, how many there are, 0 for a number; goes to a builder's
             parameter of this name.
         feature_pool: averages the representation to `feature_dim` in place of the projection.
+        frozen: nobody trains the network, of which the representation alone is wanted: the output, if it has no head.
 
     Raises:
         ConfigError: no such model or builder, or one without the parameter `categories` for a table with some; the data
@@ -61,7 +63,16 @@ def build(
     """
     plain, _, end = name.partition("@")
     called, mark, hidden = plain.partition("#")
-    made = _made(name, called, in_shape, classes, words, fetch, beside, categories)
+    if frozen and (end or mark):
+        raise ConfigError(
+            f"the map '{name}': what stands behind '@' or '#' changes nothing before the head; leave it out"
+        )
+    builder = third_party.builder_for(called, fetch)
+    if builder is None:
+        builder = import_object("model", called, beside) if ":" in called else MODELS[called]
+    made = _call(name, builder, in_shape, classes, {"words": words, "categories": tuple(categories) or None})
+    if frozen and not isinstance(made, SplitModel) and not third_party.has_head(made, classes):
+        made = SequentialSplit(made, nn.Flatten(), nn.Identity(), feature_dim=0)
     if end and isinstance(made, SplitModel):
         raise ConfigError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")
     model = made if isinstance(made, SplitModel) else third_party.auto_split(made, name, classes, end or None)
@@ -73,46 +84,6 @@ def build(
             why = kind_and_line(error)
             raise ConfigError(f"expected a feature_dim for which there is memory, got {feature_dim}: {why}") from error
     return _with_hidden_layers(model, hidden) if mark else model
-
-
-def build_map(
-    name: str,
-    in_shape: tuple[int, ...],
-    classes: int,
-    words: int | Tensor | None = None,
-    beside: Sequence[str] = (),
-    categories: Sequence[int] = (),
-) -> nn.Module:
-    """A network of which the representation is wanted: a `SplitModel`, or one without a head, whose output it is.
-
-    Args: as of `build`.
-
-    Raises:
-        ConfigError: see `build`; or the name says where the network is cut, or of what its head is.
-    """
-    if found := re.search("[@#]", name):
-        raise ConfigError(f"the map '{name}': '{found[0]}' changes nothing before the head; leave it out")
-    made = _made(name, name, in_shape, classes, words, True, beside, categories)
-    if isinstance(made, SplitModel) or not third_party.has_head(made, classes):
-        return made
-    return third_party.auto_split(made, name, classes, "none")
-
-
-def _made(
-    name: str,
-    called: str,
-    in_shape: tuple[int, ...],
-    classes: int,
-    words: int | Tensor | None,
-    fetch: bool,
-    beside: Sequence[str],
-    categories: Sequence[int],
-) -> nn.Module:
-    """What the builder of the network `called` so makes; `name` is for messages."""
-    builder = third_party.builder_for(called, fetch)
-    if builder is None:
-        builder = import_object("model", called, beside) if ":" in called else MODELS[called]
-    return _call(name, builder, in_shape, classes, {"words": words, "categories": tuple(categories) or None})
 
 
 def _with_hidden_layers(model: SplitModel, hidden: str) -> SplitModel:

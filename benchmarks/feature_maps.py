@@ -10,8 +10,8 @@ each client alone; the table has the best s by validation rows for either. Test 
 
 Up and down are bytes of a client, of all that makes map and solution. Seconds of the processor are of one client's map
 of its rows as they are, of their sums, and of the server's solution; memory is the largest that these three add to a
-process of their own, on random inputs of the same form. What --out already holds is not computed again. Needs the
-recipe's data.
+process of their own, on random inputs of the same form; it is not measured of a map that is a network. What --out
+already holds is not computed again. Needs the recipe's data.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from polyfed.core.client import Client
 from polyfed.core.inference import CHUNK
 from polyfed.core.message import get_group, members, nbytes
 from polyfed.data.samples import LabeledSamples
+from polyfed.engine.executors.client_work import working_copy
 from polyfed.engine.federation import Federation
 from polyfed.experiments.build import build_federation
 from polyfed.functional import closed_forms, metrics
@@ -44,6 +45,7 @@ _MIB = 2**20
 _OF_ROWS = ("patches",)  # maps that are made of the clients' rows
 _KEYS = ("recipe", "changes", "map", "features", "augmentation", "rows", "seed")
 
+Phi = Callable[[Tensor], Tensor]
 Sums = Mapping[str, Tensor]
 Solution = tuple[Tensor, Tensor]
 
@@ -54,13 +56,12 @@ def measure(wanted: dict[str, Any], shrinkages: Sequence[float]) -> dict[str, An
     federation, result = run(wanted, [] if is_of_rows else ["method.keep_sums=true"])
     state = federation.server.state
     total = get_group(state, "sums")
-    maps = {client.id: FeatureMap(get_group(client.state, "map")) for client in federation.clients}
+    maps = maps_of(federation)
     scores = {"together": judge(federation, maps, dict.fromkeys(maps, total), shrinkages)}
     if is_of_rows:
         alone, _ = run(wanted, ["method.alone=true"])
-        own_maps = {client.id: FeatureMap(get_group(client.state, "map")) for client in alone.clients}
         own = {number: members(alone.server.of_one(number).state, "sums") for number in maps}
-        scores["alone"] = judge(alone, own_maps, own, shrinkages)
+        scores["alone"] = judge(alone, maps_of(alone), own, shrinkages)
     else:
         own = {number: get_group(state, f"sums of client {number}") for number in maps}
         scores["alone"] = judge(federation, maps, own, shrinkages)
@@ -86,8 +87,16 @@ def run(wanted: Mapping[str, Any], changes: Sequence[str]) -> tuple[Federation, 
     return federation, federation.run().result
 
 
+def maps_of(federation: Federation) -> dict[int, Phi]:
+    """Each client's map."""
+    exposed = federation.method.exposed
+    assert exposed is not None
+    workers = [working_copy(client, "", federation.model_factory) for client in federation.clients]
+    return {worker.id: exposed.function(worker) for worker in workers}
+
+
 def judge(
-    federation: Federation, maps: Mapping[int, FeatureMap], sums: Mapping[int, Sums], shrinkages: Sequence[float]
+    federation: Federation, maps: Mapping[int, Phi], sums: Mapping[int, Sums], shrinkages: Sequence[float]
 ) -> dict[str, dict[str, float]]:
     """For each s the mean score of the clients on validation and test rows, each by the sums given for it."""
     by_part: dict[tuple[float, str], list[float]] = {}
@@ -110,9 +119,10 @@ def parts(client: Client) -> dict[str, LabeledSamples]:
     return {name: rows for name, rows in every.items() if rows is not None and len(rows)}
 
 
-def embed(phi: FeatureMap, client: Client, rows: LabeledSamples) -> Tensor:
+def embed(phi: Phi, client: Client, rows: LabeledSamples) -> Tensor:
     """Features (N, D) of rows, in float64."""
-    return torch.cat([phi(client.prepare(some)).double() for some in rows.x[:].split(CHUNK)])
+    with torch.no_grad():
+        return torch.cat([phi(client.prepare(some)).double() for some in rows.x[:].split(CHUNK)])
 
 
 def solve(sums: Sums, classes: int, shrinkage: float) -> Solution:
@@ -138,16 +148,18 @@ def score(client: Client, phi_ND: Tensor, y_N: Tensor, sums: Sums, solution: Sol
 # costs ---------------------------------------------------------------------------------------------------------------
 
 
-def costs(client: Client, phi: FeatureMap, total: Sums) -> dict[str, Any]:
+def costs(client: Client, phi: Phi, total: Sums) -> dict[str, Any]:
     """Width, seconds of the processor and memory of a client's work and the server's."""
     inputs = client.prepare(client.data.train.x[:])
     phi_ND, map_seconds = timed(lambda: phi(inputs))
     labels = client.data.train.y[:]
     _, sum_seconds = timed(lambda: sum_rows(phi_ND, labels, client.classes, "products" in total))
     _, solve_seconds = timed(lambda: solve(total, client.classes, 0.1))
-    task = (dict(phi.tensors), inputs.shape, client.classes, "products" in total)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        added = pool.apply(memory, task) if inputs.is_floating_point() else None
+    added = None
+    if isinstance(phi, FeatureMap) and inputs.is_floating_point():
+        task = (dict(phi.tensors), inputs.shape, client.classes, "products" in total)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            added = pool.apply(memory, task)
     return {
         "width": phi_ND.shape[1],
         "map_seconds": map_seconds,

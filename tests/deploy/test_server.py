@@ -681,6 +681,27 @@ def test_sums_that_no_rows_can_have_do_not_end_a_run_though_they_come_first(tmp_
     assert [bool(record["bytes_down"]) for record in run.history] == [False, True, True]
 
 
+def test_sums_by_a_network_with_other_weights_than_the_servers_are_refused_by_name(tmp_path: Path) -> None:
+    recipe = own_recipe(tmp_path, "own_map")
+    method = {"name": "closed-form", "map": "own_map:net"}
+    recipe = Recipe.from_dict({**recipe.to_dict(), "method": method}, beside=[str(tmp_path)])
+    wire = Nearby(recipe, tmp_path)
+    same(recipe, served(recipe, wire, tmp_path, deadline=5), tmp_path)
+
+    def fault(node: int, envelope: Envelope) -> Answer | None:
+        if (node, envelope.kind) != (BAD, "train"):
+            return None
+        own = wire.ask(BAD, envelope)
+        assert isinstance(own, Envelope)
+        return changed(own, {"network": torch.zeros(32, dtype=torch.uint8)}, {})
+
+    wire.fault = fault
+    run = served(recipe, wire, tmp_path, deadline=5, overwrite=True)
+    (refused,) = run.history[0]["refused"]
+    assert refused["client"] == 1
+    assert refused["reason"].startswith("its network 'own_map:net' has other weights than the server's: SHA-256 0000")
+
+
 # coming, going, coming back -------------------------------------------------------------------------------------------
 
 

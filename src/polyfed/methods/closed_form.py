@@ -121,7 +121,7 @@ class ClosedForm(Method):
             return
         if self.unit_features:
             raise ConfigError(f"{self.name}: expected inputs of floats with unit_features, got ids of words")
-        if self.second_moments == "clients":
+        if self.second_moments == "clients" and self.auxiliary_model is None:
             raise ConfigError(
                 f"{self.name}: second_moments = 'clients' does nothing for ids of words, of which no S is sent; leave "
                 "it at 'rows'"

@@ -18,6 +18,7 @@ from polyfed.core.upload_forms import UploadContext
 from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiments import exported_model, prediction
+from polyfed.experiments.estimate import estimate_costs
 from polyfed.functional.class_statistics import sum_rows
 from polyfed.functional.closed_forms import discriminant
 from polyfed.methods import ClosedForm, OwnPlusCommon
@@ -34,7 +35,12 @@ def encoder(features: int = 7) -> nn.Module:
     return nn.Sequential(body, nn.Linear(9, features), nn.Tanh())
 
 
-BUILDERS: dict[str, Callable[[], nn.Module]] = {**NETS, MAP: encoder, "nets:wide": lambda: nn.Linear(INPUTS, 9000)}
+BUILDERS: dict[str, Callable[[], nn.Module]] = {
+    **NETS,
+    MAP: encoder,
+    "nets:wide": lambda: nn.Linear(INPUTS, 9000),
+    "nets:heavy": lambda: nn.Sequential(nn.Linear(INPUTS, 999), nn.Linear(999, 7)),
+}
 
 
 def members() -> list[Client]:
@@ -58,6 +64,13 @@ def test_sums_are_those_of_the_networks_features() -> None:
     torch.testing.assert_close(found, discriminant(sum_rows(phi, y, CLASSES), 0.3), rtol=1e-9, atol=1e-9)
     assert all(torch.equal(up["network"], network().digest) for up in round.up.values())
     assert not torch.equal(network().digest, network(seed=1).digest)
+
+
+def test_a_check_counts_the_networks_memory_once() -> None:
+    both = [federation(ClosedForm(map=name), members(), BUILDERS)[0] for name in (MAP, "nets:heavy")]
+    light, heavy = (fed.server.map_network.nbytes for fed in both)
+    known = [estimate_costs(fed).nbytes for fed in both]
+    assert known[1] - known[0] == heavy - light > 10000
 
 
 @pytest.mark.parametrize("method", [NAMED, OwnPlusCommon(map=MAP, weight=0.5)], ids=["closed-form", "own-plus-common"])

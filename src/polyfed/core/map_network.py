@@ -53,6 +53,11 @@ class MapNetwork:
         return found.hexdigest()
 
     @property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.nbytes for tensor in self.network.state_dict().values())
+
+    @property
     def digest(self) -> Tensor:
         """The same as bytes, (32,) uint8."""
         return torch.tensor(list(bytes.fromhex(self.checksum)), dtype=torch.uint8)

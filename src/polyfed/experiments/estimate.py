@@ -98,6 +98,7 @@ def estimate_costs(federation: Federation) -> CostEstimate:
             bytes_down += share * network.down[place]
     device = federation.model_factory.device
     store = federation.store
+    beside = federation.model_factory.map_network
     server = rounds * trial.server_seconds
     return CostEstimate(
         facts={
@@ -111,7 +112,9 @@ def estimate_costs(federation: Federation) -> CostEstimate:
         seconds=max(sum(work) / workers, *work) + server,  # one client's rounds follow each other
         bytes_up=bytes_up,
         bytes_down=bytes_down,
-        nbytes=sum(network.nbytes for network in mine) + nbytes(federation.server.state),
+        nbytes=sum(network.nbytes for network in mine)
+        + nbytes(federation.server.state)
+        + (0 if beside is None else beside.nbytes),
         workers=workers,
         stack=clients_per_batch(federation.execution.executor, str(device), federation.execution.workers),
         device_nbytes=None if device.type == "cpu" else store.nbytes if store.on_device else 0,

@@ -84,7 +84,7 @@ def _known_map(name: str) -> str:
 
 @hyperparameters
 class ClosedForm(Method):
-    """A linear model on random features, solved at the server from sums."""
+    """A linear model on fixed features, solved at the server from sums."""
 
     # phi, from inputs to features: "random"; of images, filters made of two "photographs", the same for everybody, or,
     # in round 1, of all clients' "patches"; or what a frozen network gives before its head: "timm:NAME?pretrained",

@@ -8,9 +8,9 @@ common:      t_k = log softmax(phi(x)' W + b + log pi_k)
 prediction:  (1 - v_k) log softmax f_k(x) + v_k t_k(x);    numbers: (1 - v_k) f_k(x) + v_k t_k(x)
 v_k:         4/5; or of 0, 1/5, 1/2 and 1 the best, if it gets fewer validation rows wrong
              by more than one standard error
-Classes of which nobody else has sent rows are judged by the network alone. In a round after the
-last one all clients get W and choose v_k anew. With v = 0 it is Local, with v = 1 ClosedForm, bit
-for bit.
+Classes of which no rows have been sent yet, the client's own included, are judged by the network
+alone. In a round after the last one all clients get W and choose v_k anew. With v = 0 it is Local,
+with v = 1 ClosedForm, bit for bit.
 Control: "permuted" shifts the classes of W and b by one at the server: a common model of other
 classes.
 The method is not from a paper. Deviations from its sources: (1) Fed3R (ICML 2024) and AFL (CVPR 2025) solve one model
@@ -143,7 +143,7 @@ class OwnPlusCommon(ClosedForm):
 
 
 def _known_or_own(own: Tensor, common: Tensor, context: Context) -> Tensor:
-    """The common model's scores; of a client's classes that nobody else has sent rows of yet, its network's."""
+    """The common model's scores; of a client's classes that no rows have been sent of yet, its network's."""
     shares = context["solution"].get("shares")
     if shares is None:
         return common

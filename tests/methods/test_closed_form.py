@@ -16,7 +16,6 @@ from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.core.message import State, from_bytes, get_group, nbytes, to_bytes
 from polyfed.core.method import TrainingResult
-from polyfed.core.randomness import generator
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy
 from polyfed.data.samples import LabeledSamples, TableColumns
@@ -104,7 +103,7 @@ def test_a_row_counts_with_the_mean_over_its_views() -> None:
     padded = torch.nn.functional.pad(x, (1, 1, 1, 1))
     crops = [padded[:, :, a : a + 8, b : b + 8] for a, b in ((1, 1), (0, 0), (0, 2), (2, 0), (2, 2))]
     rows = torch.cat([*crops, *(crop.flip(3) for crop in crops)])
-    phi = draw_map(rows[:1].float(), 20, generator(0, "random features"))
+    phi = draw_map(rows[:1].float(), 20, torch.Generator(), photographs=True)
     expected = sum_rows(phi(rows / 255), y.repeat(10), CLASSES)
     sums = get_group(run(SMALL), "sums")
     assert torch.equal(sums["counts"], y.bincount())
@@ -390,7 +389,7 @@ test_conformance = testing.conformance(
     # in round 2 W, b, counts and their number, and that the sums have come; the number comes back
     expected_bytes=lambda *_: (8 * (3 * 12 + 3 + 3 + 1) + 1, 8),
     counted="statistics",
-    changed_values={"map": "photographs"},
+    changed_values={"map": "random"},
     no_effect={"keep_sums": "only the server keeps more", "views": "nothing is augmented here"},
     skip={"missing_upload_is_not_zero": oracles.FEWER_VARY},
 )

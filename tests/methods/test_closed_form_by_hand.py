@@ -72,7 +72,7 @@ def covariance_of_means(phi: list[Array], y: list[Array], mean: Array) -> Array:
 def test_classes(second_moments: Literal["rows", "clients"]) -> None:
     data = [images(i, owned) for i, owned in enumerate(OWNED)]
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, CLASSES))
-    method = ClosedForm(features=12, shrinkage=SHRINKAGE, second_moments=second_moments)
+    method = ClosedForm(map="random", features=12, shrinkage=SHRINKAGE, second_moments=second_moments)
     clients = [Client(network, train, images(9, (0, 1, 2)), prepare=PREPARE) for train in data]
     run = pf.Federation(clients, method, pf.Training(rounds=2, augmentation="crop-flip"))
     run.run()

@@ -118,7 +118,7 @@ test_conformance = testing.conformance(
     reference_loss=oracles.cross_entropy,
     expected_bytes=lambda server, client_id: (1, 8),  # in the last round both know what the other has
     counted="statistics",
-    changed_values={"map": "photographs"},
+    changed_values={"map": "random"},
     no_effect={"keep_sums": "only the server keeps more", "views": "nothing is augmented here"},
     skip={
         "missing_upload_is_not_zero": oracles.FEWER_VARY,

@@ -1,7 +1,8 @@
 """ClosedForm: one linear model on fixed features, solved from sums that every client sends once
 (after GH-LDA of GH-OFL, ICLR 2026, and Fed3R, ICML 2024).
 
-phi: a map drawn from the run's seed, the same at every client and never sent (`functional.feature_maps`).
+phi: a map that nobody trains, the same at every client and never sent (`functional.feature_maps`): of images by
+     filters made of two photographs, else drawn from the run's seed.
      "patches": filters of images made of all clients' patches, in five exchanges before the first sums; who has sent
      no sums is sent them (`building_blocks.patch_centers`).
 client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S_k = sum of phi(x) phi(x)' over all rows
@@ -39,10 +40,10 @@ client's own class shares.
 Shapes: D features, C classes, N rows.
 Sent: down 2 (C D + 2 C), D features, whenever it changes; up once D (D + 1) + 2 (C D + C), D features (texts, and class
 means alone: 2 (C D + C)). Kept: client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k.
-Deviations from the papers: (1) By default the map is random instead of pre-trained, so that no other data are needed.
-(2) Each client has its own class shares in the place of the federation's. (3) Classes without rows are left out.
-(4) FedCOF estimates a covariance for each class and fits one-hot classes by ridge regression. Here all classes have one
-covariance, and the classifier is the same as with S.
+Deviations from the papers: (1) By default the map is random, or made of two photographs, and not pre-trained, so that
+no other data are needed. (2) Each client has its own class shares in the place of the federation's. (3) Classes without
+rows are left out. (4) FedCOF estimates a covariance for each class and fits one-hot classes by ridge regression. Here
+all classes have one covariance, and the classifier is the same as with S.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ from polyfed.methods.building_blocks.network_map import NetworkMap
 from polyfed.methods.building_blocks.sums_of_rows import times
 from polyfed.validation.effect import ActsWith
 
-_MAPS = ("random", "photographs", "patches")
+_MAPS = ("default", "random", "photographs", "patches")
 
 
 def _known_map(name: str) -> str:
@@ -87,9 +88,10 @@ class ClosedForm(Method):
     """A linear model on fixed features, solved at the server from sums."""
 
     # phi, from inputs to features: "random"; of images, filters made of two "photographs", the same for everybody, or,
-    # in round 1, of all clients' "patches"; or what a frozen network gives before its head: "timm:NAME?pretrained",
-    # "torchvision:NAME?pretrained", "hf:NAME?pretrained", "package.module:name"
-    map: Annotated[str, AfterValidator(_known_map)] = "random"
+    # in round 1, of all clients' "patches"; "default": photographs for images, random for all else; or what a frozen
+    # network gives before its head: "timm:NAME?pretrained", "torchvision:NAME?pretrained", "hf:NAME?pretrained",
+    # "package.module:name"
+    map: Annotated[str, AfterValidator(_known_map)] = "default"
     views: bool = True  # rows count with the views of training.augmentation, where it is set
     # D, numbers that an input becomes; of texts, all words count; a network has as many as it has
     features: Annotated[int, Field(ge=1), ActsWith("map", _MAPS)] = 576
@@ -109,6 +111,8 @@ class ClosedForm(Method):
 
     def init_server(self, server: Server) -> None:
         if self.map == "photographs":
+            sums_of_rows.check_images(server, self.name, self.map)
+        if self.uses_photographs:
             sums_of_rows.check_photographs(server, self.name, self.features)
         if self.map == "patches":
             patch_centers.check(server, self.name, self.keep_sums, self.unit_features)
@@ -151,12 +155,22 @@ class ClosedForm(Method):
         if "map" not in client.state:
             example = client.prepare(client.data.train.x[:1])
             draws = generator(client.seed, "random features")
-            uses_photographs = self.map == "photographs"
             drawn = draw_map(
-                example, self.features, draws, client.categories, client.words, self.unit_features, uses_photographs
+                example,
+                self.features,
+                draws,
+                client.categories,
+                client.words,
+                unit=self.unit_features,
+                photographs=self.uses_photographs,
             )
             client.state["map"] = dict(drawn.tensors)
         return FeatureMap(get_group(client.state, "map"))
+
+    @property
+    def uses_photographs(self) -> bool:
+        """Whether filters of images are those of photographs."""
+        return self.map in {"default", "photographs"}
 
     def _map(self, model: Any, tensors: Group) -> FeatureMap | NetworkMap:
         return FeatureMap(tensors) if self.auxiliary_model is None else network_map.network_map(model, tensors)

@@ -27,7 +27,6 @@ from polyfed.errors import ConfigError
 from polyfed.functional import class_statistics
 from polyfed.functional.class_statistics import add
 from polyfed.functional.clipping import Normals
-from polyfed.functional.feature_maps import photographs
 from polyfed.functional.feature_maps.feature_map import count_features
 from polyfed.functional.noise import KeyedGaussian
 from polyfed.methods.building_blocks import network_map
@@ -45,7 +44,7 @@ def form(known: UploadContext, name: str) -> Members:
     features = (
         network_map.count_features(server)
         if has_network
-        else count_features(server.prepare(server.input_example), method.features, method.map == "photographs")
+        else count_features(server.prepare(server.input_example), method.features, method.uses_photographs)
     )
     held = members(server.state, "sums")
     width: int | UpTo = UpTo("D", _MOST_WORDS)
@@ -62,22 +61,20 @@ def form(known: UploadContext, name: str) -> Members:
     return Members({key: (entry,) for key, entry in entries.items()})
 
 
-def check_images(server: Server, method: str, map_name: str) -> torch.Size:
-    """The shape (C, H, W) of inputs, where they are images."""
+def check_images(server: Server, method: str, map_name: str) -> None:
+    """Whether inputs are images."""
     x = server.prepare(server.input_example)
     if x.dim() != 4 or not x.is_floating_point():
         raise ConfigError(
             f"{method}: expected inputs (C, H, W) of floats with map = '{map_name}', got {tuple(x.shape[1:])} of "
             f"{x.dtype}"
         )
-    return x.shape[1:]
 
 
 def check_photographs(server: Server, method: str, features: int) -> None:
-    """Whether inputs are images of which the filters of photographs give so many features."""
-    shape = check_images(server, method, "photographs")
+    """Whether the filters of photographs give so many features of inputs, where these are images."""
     try:
-        photographs.count_features(shape, features)
+        count_features(server.prepare(server.input_example), features, photographs=True)
     except ValueError as problem:
         raise ConfigError(f"{method}: {problem}") from None
 

@@ -9,7 +9,9 @@ client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S
 server:          n, M, S = sums over the clients heard;  mu_c = M_c / n_c
                  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I
                  W = A^-1 mu',  b_c = - mu_c' W_c / 2;  their means over classes are taken from both
-prediction:      softmax(phi(x)' W + b + log pi),  pi: the client's own class shares, or the federation's
+prediction:      softmax(t (phi(x)' W + b) + log pi),  pi: the client's own class shares, or the federation's
+t:               of 1, 2^(-1/4), ..., 1/64 that with the largest likelihood of the client's validation rows times
+                 exp(-log(2 t)^2 / 2); without any 1/2
 views:           with training.augmentation phi(x) and phi(x) phi(x)' of a row are means over its views: the image and
                  four shifts of it, each mirrored, too. n_k counts rows; a row still changes a sum by its norm at most.
 sent:            n_k, M_k / N_k, S_k / N_k: no number grows with the rows. The server multiplies by N_k again, and
@@ -35,8 +37,8 @@ In print, on features of a pre-trained network:
     Alsulaimawi (2026, arXiv:2601.08216)                   ridge regression by one release of sums with noise
     Quan et al. (2026, arXiv:2603.12977)                   clients and rows taken out of the sums, exactly
 on features that are learnt: FedLDA (FL@FM 2023), pFedFDA (McLaughlin and Su, NeurIPS 2024, arXiv:2411.00329).
-The classifier is Friedman's (regularized discriminant analysis, JASA 1989). Ours are maps that nobody trained, and each
-client's own class shares.
+The classifier is Friedman's (regularized discriminant analysis, JASA 1989), temperatures are those of Guo et al. (ICML
+2017). Ours are maps that nobody trained, and each client's own class shares.
 Shapes: D features, C classes, N rows.
 Sent: down 2 (C D + 2 C), D features, whenever it changes; up once D (D + 1) + 2 (C D + C), D features (texts, and class
 means alone: 2 (C D + C)). Kept: client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k.
@@ -56,6 +58,7 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, get_group, get_tensor, members
 from polyfed.core.method import Context, Exchange, Exposed, Method, Requirements, TrainingResult, hyperparameters
@@ -66,6 +69,7 @@ from polyfed.core.settings import Privacy
 from polyfed.core.upload_forms import Entry
 from polyfed.errors import ConfigError
 from polyfed.functional import class_statistics, closed_forms, noisy_sums
+from polyfed.functional.calibration import USUAL, fit_temperature
 from polyfed.functional.device_copies import in_float64
 from polyfed.functional.feature_maps.feature_map import FeatureMap, draw_map
 from polyfed.methods.building_blocks import network_map, patch_centers, sums_of_rows
@@ -98,6 +102,8 @@ class ClosedForm(Method):
     shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.1  # s, how far the covariance is shrunk towards a multiple of I
     # class shares of the client's own rows, or of the "federation"'s; the other one is evaluated, too
     prior: Literal["own", "federation"] = "own"
+    # t, by which scores are multiplied before shares are added; not set: each client's validation rows choose
+    temperature: Annotated[float, Field(gt=0, le=1)] | None = None
     keep_sums: bool = False  # the server keeps each client's sums, so that a client can be forgotten
     unit_features: bool = False  # rows of features have norm 1, as noise on the sums needs
     # S of all "rows"; or none is sent, and how rows vary is estimated from how the means of "clients" do
@@ -121,6 +127,8 @@ class ClosedForm(Method):
             raise ConfigError(
                 f"{self.name}: views = false does nothing without training.augmentation; leave it at true"
             )
+        if self.temperature is not None and not server.classes:
+            raise ConfigError(f"{self.name}: temperature does nothing where numbers are predicted")
         if server.prepare(server.input_example).is_floating_point():
             return
         if self.unit_features:
@@ -262,22 +270,40 @@ class ClosedForm(Method):
             client.state["solution"] = {name: tensor.clone() for name, tensor in solution.items()}
             if client.classes:
                 client.state["own shares"] = _shares(client.data.train.y.bincount(minlength=client.classes))
+                self._choose_temperature(client)
         client.state["heard"] = torch.tensor("heard" in message)
         return {}
+
+    def _choose_temperature(self, client: Client) -> None:
+        """t, by the client's validation rows, where it has any."""
+        rows = client.data.validation
+        if self.temperature is not None or not len(rows):
+            return
+        scores_NC = inference.map_batches(
+            lambda x: self._scores(client.model, x, client.state), client.model, rows, client.prepare
+        ).cpu()
+        shares_C = get_group(client.state, "solution")["shares"]
+        chosen = fit_temperature(scores_NC, rows.y, shares_C, get_tensor(client.state, "own shares"))
+        client.state["temperature"] = torch.tensor(chosen, dtype=torch.float64)
+
+    def _scores(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """Scores (N, C) without class shares, or numbers (N, 1); float64."""
+        solution: Group = context["solution"]
+        phi_ND = in_float64(self._map(model, context["map"])(x))
+        return phi_ND @ solution["weight"].to(phi_ND) + solution["bias"].to(phi_ND)
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Log probabilities, or numbers; before anybody has sent anything what the network gives."""
         if "solution" not in context:
             scores: Tensor = model(x)
             return scores
-        solution: Group = context["solution"]
-        phi_ND = in_float64(self._map(model, context["map"])(x))
-        scores_NC = phi_ND @ solution["weight"].to(phi_ND) + solution["bias"].to(phi_ND)
-        if "shares" not in solution:
+        scores_NC = self._scores(model, x, context)
+        if "shares" not in context["solution"]:
             return scores_NC
-        shares_C = solution["shares"].to(phi_ND.device)
-        prior_C = shares_C if self.prior == "federation" else context["own shares"].to(phi_ND.device)
-        return closed_forms.log_posterior(scores_NC, shares_C, prior_C)
+        shares_C = context["solution"]["shares"].to(scores_NC.device)
+        prior_C = shares_C if self.prior == "federation" else context["own shares"].to(scores_NC.device)
+        temperature = float(context.get("temperature", USUAL)) if self.temperature is None else self.temperature
+        return closed_forms.log_posterior(temperature * scores_NC, shares_C, prior_C)
 
     @property
     def alternative_predictors(self) -> Mapping[str, Method]:
@@ -314,7 +340,7 @@ class ClosedForm(Method):
     def forget_at_client(self, state: State, server: State) -> State:
         if "solution" not in state:
             return state
-        left = {name: value for name, value in state.items() if name != "solution"}
+        left = {name: value for name, value in state.items() if name not in ("solution", "temperature")}
         return left | {"solution": dict(get_group(server, "solution"))} if "solution" in server else left
 
     # declared -------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ all classes have one covariance, and the classifier is the same as with S.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -270,21 +270,26 @@ class ClosedForm(Method):
             client.state["solution"] = {name: tensor.clone() for name, tensor in solution.items()}
             if client.classes:
                 client.state["own shares"] = _shares(client.data.train.y.bincount(minlength=client.classes))
-                self._choose_temperature(client)
+                shares = (get_tensor(solution, "shares"), get_tensor(client.state, "own shares"))
+                self._choose_temperature(
+                    client, "temperature", lambda x: self._scores(client.model, x, client.state), *shares
+                )
         client.state["heard"] = torch.tensor("heard" in message)
         return {}
 
-    def _choose_temperature(self, client: Client) -> None:
-        """t, by the client's validation rows, where it has any."""
+    def _choose_temperature(
+        self, client: Client, name: str, scores: Callable[[Tensor], Tensor], *shares: Tensor
+    ) -> None:
+        """A temperature for scores (N, C), to which the shares are added, by the client's validation rows, if any."""
         rows = client.data.validation
         if self.temperature is not None or not len(rows):
             return
-        scores_NC = inference.map_batches(
-            lambda x: self._scores(client.model, x, client.state), client.model, rows, client.prepare
-        ).cpu()
-        shares_C = get_group(client.state, "solution")["shares"]
-        chosen = fit_temperature(scores_NC, rows.y, shares_C, get_tensor(client.state, "own shares"))
-        client.state["temperature"] = torch.tensor(chosen, dtype=torch.float64)
+        scores_NC = inference.map_batches(scores, client.model, rows, client.prepare).cpu()
+        chosen = fit_temperature(scores_NC, rows.y, *shares)
+        client.state[name] = torch.tensor(chosen, dtype=torch.float64)
+
+    def _temperature(self, context: Context, name: str) -> float:
+        return float(context.get(name, USUAL)) if self.temperature is None else self.temperature
 
     def _scores(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Scores (N, C) without class shares, or numbers (N, 1); float64."""
@@ -302,7 +307,7 @@ class ClosedForm(Method):
             return scores_NC
         shares_C = context["solution"]["shares"].to(scores_NC.device)
         prior_C = shares_C if self.prior == "federation" else context["own shares"].to(scores_NC.device)
-        temperature = float(context.get("temperature", USUAL)) if self.temperature is None else self.temperature
+        temperature = self._temperature(context, "temperature")
         return closed_forms.log_posterior(temperature * scores_NC, shares_C, prior_C)
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import polyfed as pf
 from polyfed.core.client import Client
-from polyfed.core.map_network import MapNetwork
+from polyfed.core.frozen_network import FrozenNetwork
 from polyfed.core.upload_forms import UploadContext
 from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import ConfigError, PolyfedError, RunError
@@ -51,8 +51,8 @@ def run(method: ClosedForm = NAMED, **settings: Any) -> list[Round]:
     return rounds(method, members(), BUILDERS, **{"rounds": 1, **settings})
 
 
-def network(seed: int = 0) -> MapNetwork:
-    return federation(NAMED, members(), BUILDERS, seed=seed)[0].server.map_network
+def network(seed: int = 0) -> FrozenNetwork:
+    return federation(NAMED, members(), BUILDERS, seed=seed)[0].server.frozen_network
 
 
 def test_sums_are_those_of_the_networks_features() -> None:
@@ -68,7 +68,7 @@ def test_sums_are_those_of_the_networks_features() -> None:
 
 def test_a_check_counts_the_networks_memory_once() -> None:
     both = [federation(ClosedForm(map=name), members(), BUILDERS)[0] for name in (MAP, "nets:heavy")]
-    light, heavy = (fed.server.map_network.nbytes for fed in both)
+    light, heavy = (fed.server.frozen_network.nbytes for fed in both)
     known = [estimate_costs(fed).nbytes for fed in both]
     assert known[1] - known[0] == heavy - light > 10000
 
@@ -98,17 +98,17 @@ def test_unit_features_have_norm_one_and_no_common_direction() -> None:
 
 def test_the_digest_is_of_names_and_numbers_before_the_head() -> None:
     model = BUILDERS["bn"]()
-    before = MapNetwork(model, "").checksum
+    before = FrozenNetwork(model, "").checksum
     with torch.no_grad():
         model.get_submodule("head").weight += 1  # type: ignore[operator]
-    assert MapNetwork(model, "").checksum == before
+    assert FrozenNetwork(model, "").checksum == before
     for name in model.state_dict():
         if not name.startswith("head"):
             other = copy.deepcopy(model)
             other.state_dict()[name].add_(1)
-            assert MapNetwork(other, "").checksum != before, name
+            assert FrozenNetwork(other, "").checksum != before, name
     renamed = nn.Sequential(model.get_submodule("extractor"))
-    assert MapNetwork(renamed, "").checksum != MapNetwork(model.get_submodule("extractor"), "").checksum
+    assert FrozenNetwork(renamed, "").checksum != FrozenNetwork(model.get_submodule("extractor"), "").checksum
 
 
 def test_other_weights_are_refused_by_name() -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.map_network import MapNetwork, refer_to
+from polyfed.core.frozen_network import FrozenNetwork, refer_to
 from polyfed.core.modules import StateIndex, as_split_model, copy_into, copy_network, redraw
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.models.split import with_projection
@@ -28,7 +28,7 @@ class AuxiliaryModel:
 
     network: "smallest" or "largest" of the clients' by the number of parameters, or the name of one that can be built.
     features: width of its representation, by a projection (`models.with_projection`); None: as it is.
-    frozen: nobody trains it, and clients compute with its representation (`core.map_network`).
+    frozen: nobody trains it, and clients compute with its representation (`core.frozen_network`).
     """
 
     network: str
@@ -78,7 +78,7 @@ class ModelFactory:
     Attributes:
         auxiliary_model: the auxiliary model's architecture, "" without one.
         chosen: the auxiliary model with its network's name ("smallest" and "largest" resolved).
-        map_network: the auxiliary model, where nobody trains it; else None.
+        frozen_network: the auxiliary model, where nobody trains it; else None.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class ModelFactory:
         self._inventories: dict[tuple[str, str, bool], StateIndex] = {}
         self._buffers: dict[tuple[str, str, bool], dict[str, Tensor]] = {}  # the templates', as they were made
         self._beside = None if auxiliary is None else beside
-        self.map_network: MapNetwork | None = None
+        self.frozen_network: FrozenNetwork | None = None
         self.chosen = None if auxiliary is None else replace(auxiliary, network=self._named(auxiliary))
         self.auxiliary_model = "" if self.chosen is None else self._admit(self.chosen, others or {})
         if self.chosen is not None and self.chosen.frozen:
             made = self._make(self.auxiliary_model, "", self.auxiliary_model, None, alone=True)
-            self.map_network = MapNetwork(made.to(device), self.chosen.network)
+            self.frozen_network = FrozenNetwork(made.to(device), self.chosen.network)
 
     @property
     def together(self) -> bool:
@@ -173,8 +173,8 @@ class ModelFactory:
         key = (architecture, variant, alone and self.together)
         if key not in self._templates:
             made = self._templates[key] = self._make(architecture, variant, architecture, None, alone).to(self.device)
-            if self.map_network is not None:
-                refer_to(made, self.map_network)
+            if self.frozen_network is not None:
+                refer_to(made, self.frozen_network)
             self._buffers[key] = {name: buffer.clone() for name, buffer in made.named_buffers()}
         return self._templates[key]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Prepare, PublicData, to_float
-from polyfed.core.map_network import MapNetwork
+from polyfed.core.frozen_network import FrozenNetwork
 from polyfed.core.message import Group, State
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import generator
@@ -114,9 +114,9 @@ class Server:
         return self._model_factory.auxiliary_model
 
     @property
-    def map_network(self) -> MapNetwork:
+    def frozen_network(self) -> FrozenNetwork:
         """The auxiliary model, of a method whose own is frozen."""
-        found = self._model_factory.map_network
+        found = self._model_factory.frozen_network
         assert found is not None
         return found
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from polyfed.core.client import Client, PublicData
-from polyfed.core.map_network import map_beside
+from polyfed.core.frozen_network import frozen_beside
 from polyfed.core.method import Method
 from polyfed.core.model_factory import BY_SIZE, ModelFactory
 from polyfed.core.modules import as_split_model, copy_network, float_state
@@ -101,7 +101,7 @@ class _Checks:
 
     def _check_networks(self) -> None:
         needs = self.needs
-        beside = self.model_factory.map_network
+        beside = self.model_factory.frozen_network
         if needs.split_model or needs.same_feature_dim or needs.same_head or needs.linear_head or needs.same_cut_shapes:
             for architecture, module in self.templates.items():
                 self._note(self._need_split, module, self.first[architecture].title_with_network)
@@ -290,7 +290,7 @@ class _Checks:
     def _check_map(self) -> None:
         """Check that the network that nobody trains gives features of every client's inputs."""
         for architecture, module in self.templates.items():
-            beside = map_beside(module)
+            beside = frozen_beside(module)
             assert beside is not None
             beside.count_features(example_input(self.first[architecture], module))
 

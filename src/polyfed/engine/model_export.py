@@ -120,7 +120,7 @@ def model_entry(
         model_factory: with the auxiliary model. variant: of the network. round: of the weights. words: of texts, the
             checksum of the file of words.
     """
-    chosen, beside = model_factory.chosen, model_factory.map_network
+    chosen, beside = model_factory.chosen, model_factory.frozen_network
     models = settings.get("models")
     data = settings.get("data", {})
     x = client.data.train.x

@@ -7,7 +7,7 @@ import re
 from torch import Tensor, nn
 
 from polyfed.core.client import Prepare
-from polyfed.core.map_network import MapNetwork, map_beside, refer_to
+from polyfed.core.frozen_network import FrozenNetwork, frozen_beside, refer_to
 from polyfed.core.message import Message, flatten, unflatten
 from polyfed.core.method import Method
 from polyfed.core.modules import copy_network
@@ -16,7 +16,7 @@ from polyfed.core.modules import copy_network
 class PersonalPredictor(nn.Module):
     """From inputs to scores, as the method predicts.
 
-    A copy of the map (`core.map_network`) that the client's network refers to is a part of it. What the client keeps
+    A copy of the map (`core.frozen_network`) that the client's network refers to is a part of it. What the client keeps
     beside networks are buffers. So they go where the module goes, and are in its state and in what is exported of it.
     Single numbers are none: what `predict` does may depend on them, and then they are constants of what is exported.
 
@@ -27,10 +27,10 @@ class PersonalPredictor(nn.Module):
 
     def __init__(self, method: Method, network: nn.Module, state: Message, prepare: Prepare | None = None) -> None:
         super().__init__()
-        beside = map_beside(network)
+        beside = frozen_beside(network)
         if beside is not None:
             self.map = copy_network(beside.network)  # before the network: whoever copies both copies the map first
-            refer_to(network, MapNetwork(self.map, beside.name))
+            refer_to(network, FrozenNetwork(self.map, beside.name))
         self.network = network
         self._predict = method.predict
         self._prepare = prepare

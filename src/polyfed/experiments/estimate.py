@@ -98,7 +98,7 @@ def estimate_costs(federation: Federation) -> CostEstimate:
             bytes_down += share * network.down[place]
     device = federation.model_factory.device
     store = federation.store
-    beside = federation.model_factory.map_network
+    beside = federation.model_factory.frozen_network
     server = rounds * trial.server_seconds
     return CostEstimate(
         facts={

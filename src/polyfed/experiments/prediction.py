@@ -458,7 +458,7 @@ def _built(entry: Mapping[str, Any], method: Method, form: InputSpec) -> nn.Modu
         method = adapted(method, AdapterSettings(**entry["adapters"]))
     frozen = entry.get("frozen", {"seed": 0})
     model_factory = build_model_factory(method, builders, frozen["seed"], torch.device("cpu"), auxiliary=auxiliary)
-    beside = model_factory.map_network
+    beside = model_factory.frozen_network
     if beside is not None and beside.checksum != frozen["sha256"]:
         raise ConfigError(
             f"expected the map '{beside.name}' as the run had it, got other weights: SHA-256 {beside.checksum:.12}... "

@@ -247,7 +247,7 @@ def estimate_memory(setup: Setup) -> list[tuple[str, str, int]]:
             known[name] = training_memory(client, own)
             if auxiliary:
                 known[name] += training_memory(client, model_factory.module(auxiliary, alone=True))
-            if model_factory.map_network is not None:
-                known[name] += model_factory.map_network.nbytes
+            if model_factory.frozen_network is not None:
+                known[name] += model_factory.frozen_network.nbytes
         found.append((name, variant, known[name]))
     return found

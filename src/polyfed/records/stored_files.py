@@ -149,11 +149,11 @@ class ModelFiles(Record):
     )
 
 
-class FrozenNetwork(Record):
+class FrozenWeights(Record):
     """The auxiliary network of a method of which nobody trains it."""
 
     seed: int = Field(description="the run's seed, from which weights are drawn that are not fetched")
-    sha256: Text = Field(description="checksum of its tensors before the head, `core.map_network`")
+    sha256: Text = Field(description="checksum of its tensors before the head, `core.frozen_network`")
 
 
 class ModelEntry(Record):
@@ -206,7 +206,7 @@ class ModelEntry(Record):
     auxiliary_model: Text | None = Field(
         None, description="name of the auxiliary network that the method adds; null if there is none"
     )
-    frozen: IfPresent[FrozenNetwork] = Field(
+    frozen: IfPresent[FrozenWeights] = Field(
         None, description="only with an auxiliary network that nobody trains, which is built again from its name"
     )
     personalize: IfPresent[Annotated[str, one_of("tuned", "shares")]] = Field(

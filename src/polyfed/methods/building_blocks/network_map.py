@@ -1,4 +1,4 @@
-"""A map of inputs to features that is a network by name (`core.map_network`), in the place of a `FeatureMap`."""
+"""What methods make of a frozen network (`core.frozen_network`): a map to features, in the place of a `FeatureMap`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.map_network import MapNetwork, map_beside
+from polyfed.core.frozen_network import FrozenNetwork, frozen_beside
 from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
@@ -26,7 +26,7 @@ class NetworkMap:
     tensors: "digest" of its weights, (32,) uint8; "common", where rows have norm 1 (`feature_map.common_direction`).
     """
 
-    network: MapNetwork
+    network: FrozenNetwork
     tensors: Mapping[str, Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def map_of(client: Client, unit: bool) -> NetworkMap:
 
 def network_map(model: Any, tensors: Mapping[str, Tensor]) -> NetworkMap:
     """The map beside a client's network, with the tensors that it has kept."""
-    beside = map_beside(model)
+    beside = frozen_beside(model)
     assert beside is not None
     return NetworkMap(beside, tensors)
 
@@ -68,7 +68,7 @@ def count_features(server: Server) -> int:
     """D."""
     example = server.input_example
     row = torch.zeros(1, *example.shape[1:], dtype=example.dtype)
-    return server.map_network.count_features(server.prepare(row))
+    return server.frozen_network.count_features(server.prepare(row))
 
 
 def is_ours(server: Server, client_id: int, message: Message) -> bool:
@@ -85,7 +85,7 @@ def is_ours(server: Server, client_id: int, message: Message) -> bool:
 
 
 def _difference(server: Server, digest: Tensor) -> str | None:
-    network = server.map_network
+    network = server.frozen_network
     if torch.equal(digest, network.digest):
         return None
     given = bytes(digest.tolist()).hex()

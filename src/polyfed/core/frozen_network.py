@@ -1,7 +1,8 @@
 """A network that nobody trains, beside the clients' own: its representation is a map of inputs to features.
 
 Its weights follow from its name and the run's seed, and are the same at every client. A process has it once: the
-templates of clients' networks refer to it, and have none of its tensors among their own.
+templates of clients' networks refer to it, and have none of its tensors among their own. What a method computes with
+it is a `methods.building_blocks.network_map.NetworkMap`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from torch import Tensor, nn
 from polyfed.errors import ConfigError, described, kind_and_line
 from polyfed.models.split import SplitModel
 
-_PLACE = "polyfed_map"  # the attribute of a client's network
+_PLACE = "polyfed_frozen"  # the attribute of a client's network
 MOST_FEATURES = 8192  # whose sums have 34 million numbers
 
 
-class MapNetwork:
+class FrozenNetwork:
     """A frozen network in eval mode, and what goes into its head: the output, where it is no `SplitModel`.
 
     Args:
@@ -31,10 +32,10 @@ class MapNetwork:
         self.network = network.requires_grad_(False).eval()
         self.name = name
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> MapNetwork:
+    def __deepcopy__(self, memo: dict[int, Any]) -> FrozenNetwork:
         """Copies of a client's network refer to the same one, unless that is copied with them."""
         copied = memo.get(id(self.network))
-        return self if copied is None else MapNetwork(copied, self.name)
+        return self if copied is None else FrozenNetwork(copied, self.name)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The features (N, D) of prepared inputs (N, ...), in float32."""
@@ -87,12 +88,12 @@ class MapNetwork:
         return features.shape[1]
 
 
-def refer_to(network: nn.Module, beside: MapNetwork) -> None:
+def refer_to(network: nn.Module, beside: FrozenNetwork) -> None:
     """Have a client's network refer to the map, which is no part of it."""
     vars(network)[_PLACE] = beside
 
 
-def map_beside(network: nn.Module) -> MapNetwork | None:
+def frozen_beside(network: nn.Module) -> FrozenNetwork | None:
     """The map that a client's network refers to; None: it does not."""
-    found: MapNetwork | None = vars(network).get(_PLACE)
+    found: FrozenNetwork | None = vars(network).get(_PLACE)
     return found

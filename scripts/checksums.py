@@ -41,7 +41,8 @@ RECIPE = ROOT / "recipes" / "quickstart.toml"
 TIMES = {"seconds", "processor_seconds", "seconds_per_round", "samples_per_second", "seal", "versions"}
 TIMES |= {"made_of"}  # no result; says what the data and the code were
 ONE_NETWORK = ('models.architectures=["digits-cnn4"]',)
-SLICES = (
+ONE = (
+    "ditto",
     "fedlora",
     "fedrolex",
     "fjord",
@@ -70,7 +71,7 @@ class Case:
 
 def _fitting(method: str) -> tuple[str, ...]:
     """What a method needs on the quickstart's networks."""
-    if method in SLICES:
+    if method in ONE:
         return ONE_NETWORK
     if method == "fedhenn-homogeneous":
         return (*ONE_NETWORK, f"methods.{method}.alignment_data.size=200", f"methods.{method}.alignment_data.every=5")

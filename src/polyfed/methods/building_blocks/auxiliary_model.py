@@ -1,4 +1,6 @@
-"""Shared code of FML, FedKD and FedMRL: clients train their own network and an auxiliary model, which is averaged."""
+"""Shared code of FML, FedKD, FedMRL and Ditto: clients train their own network and an auxiliary model, which is
+averaged.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,14 @@ SHARED_HEAD = "all clients train one auxiliary model, head included"  # why outp
 
 
 @hyperparameters
-class AuxiliaryModelMethod(Method):
+class AveragedAuxiliaryModel(Method):
     """Clients train a network of their own and an auxiliary model. Only the latter is sent and averaged."""
 
-    # the auxiliary model: "smallest", "largest", a model's name, or "package.module:function"
-    shared: Annotated[str, Field(min_length=1)] = "smallest"
     weighting: weight_averaging.Weighting = "samples"  # clients count by their samples; "uniform": equally
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel:
-        return AuxiliaryModel(self.shared)
+        return AuxiliaryModel("smallest")
 
     def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
         return JointModel(own, auxiliary)
@@ -89,3 +89,15 @@ class AuxiliaryModelMethod(Method):
     requirements = Requirements(shared_outputs=SHARED_HEAD)
     upload_form = {"model": as_sent, "n": SAMPLES}
     delta_entries: ClassVar[tuple[str, ...]] = ("model",)
+
+
+@hyperparameters
+class AuxiliaryModelMethod(AveragedAuxiliaryModel):
+    """The same, where the auxiliary model may be another network than the clients'."""
+
+    # the auxiliary model: "smallest", "largest", a model's name, or "package.module:function"
+    shared: Annotated[str, Field(min_length=1)] = "smallest"
+
+    @property
+    def auxiliary_model(self) -> AuxiliaryModel:
+        return AuxiliaryModel(self.shared)

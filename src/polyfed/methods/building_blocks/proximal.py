@@ -1,7 +1,7 @@
 """Pulls toward reference weights, added to the gradients: autograd takes three times as long for them.
 
-d = w - w_ref, over all entries of the parameters that take a gradient; `reference` has w_ref, `step` is that of the
-loss alone, whose gradients are added to.
+d = w - w_ref, over all entries of the parameters that take a gradient and are in `reference`, which has w_ref; `step`
+is that of the loss alone, whose gradients are added to.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def add_pull_to_length(
 
 
 def _differences(model: Any, reference: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: w - reference[name] for name, w in trained_tensors(model).items()}
+    return {name: w - reference[name] for name, w in trained_tensors(model).items() if name in reference}
 
 
 def _norm(apart: Mapping[str, Tensor]) -> Tensor:
@@ -51,8 +51,8 @@ def _norm(apart: Mapping[str, Tensor]) -> Tensor:
 
 def _add(step: StepResult, penalty: Tensor, pulls: Mapping[str, Tensor]) -> StepResult:
     """The step with a penalty and its gradients, which a parameter without a gradient of the loss has alone."""
-    grads: dict[str, Tensor | None] = {}
+    grads = dict(step.grads)
     for name, pull in pulls.items():
-        plain = step.grads.get(name)
+        plain = grads.get(name)
         grads[name] = pull if plain is None else plain.add_(pull)  # in place, as memory is what this costs
     return step._replace(grads=grads, loss=step.loss + penalty)

@@ -4,7 +4,7 @@
     python scripts/checksums.py --against before.json        after it: says what differs, and exits with 1
 
 Every method runs on handwritten digits; so does every feature that cuts across methods: availability,
-devices, privacy, compression, robust aggregation, malicious clients, final rounds, early stop, resume, worker
+devices, privacy, robust aggregation, malicious clients, final rounds, early stop, resume, worker
 processes, stacked training, a deployment in memory. Of each run three checksums are taken:
 
     records   rounds.jsonl and result.json, without times, seals and checksums: keys and values
@@ -126,7 +126,6 @@ FEATURES: dict[str, Case] = {
     "devices": Case("fedavg", ("devices.profiles=[\"raspberry-pi\",\"laptop\"]", "devices.round_timeout=1.0")),
     "noise on uploads": Case("fedavg", ("privacy.upload_clip_norm=1.0", "privacy.upload_noise_multiplier=0.5")),
     "DP-SGD": Case("fedavg", ("privacy.max_grad_norm=1.0", "privacy.noise_multiplier=1.0")),
-    "compression": Case("fedavg", ("compression.dtype=int8",)),
     "median": Case("fedavg", ("robust_aggregation.aggregator=median", "adversaries.sign_flip_fraction=0.2")),
     "Krum": Case("fedavg", ("robust_aggregation.aggregator=multi_krum", "adversaries.label_flip_fraction=0.2")),
     "bounded norms": Case("fedgh", ("robust_aggregation.max_update_norm=20.0",)),

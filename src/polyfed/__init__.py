@@ -21,7 +21,7 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "Output": "engine.task", "Plugin": "engine.plugin", "alone": "engine.method_wrappers",
     "Executor": "engine.executors.executor",
     "Training": "core.settings", "Evaluation": "core.settings", "Availability": "plugins.settings",
-    "Privacy": "core.settings", "Compression": "plugins.settings", "RobustAggregation": "plugins.settings",
+    "Privacy": "core.settings", "RobustAggregation": "plugins.settings",
     "Adversaries": "plugins.settings",
     "Client": "core.client", "PublicData": "core.client", "Method": "core.method",
     "SplitModel": "models.split",

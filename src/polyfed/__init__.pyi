@@ -31,7 +31,6 @@ from polyfed.models.adapt import split as split
 from polyfed.models.split import SplitModel as SplitModel
 from polyfed.plugins.settings import Adversaries as Adversaries
 from polyfed.plugins.settings import Availability as Availability
-from polyfed.plugins.settings import Compression as Compression
 from polyfed.plugins.settings import Devices as Devices
 from polyfed.plugins.settings import RobustAggregation as RobustAggregation
 from polyfed.report.frames import results as results

@@ -303,7 +303,6 @@ PLUGINS = Registry(  # in the order of their hooks
         "adversaries": "polyfed.plugins.adversaries:AdversarialClients",
         "frozen parameters": "polyfed.plugins.frozen_parameters:FrozenParameters",
         "privacy": "polyfed.plugins.privacy:UploadPrivacy",
-        "compression": "polyfed.plugins.compression:UploadCompression",
     },
 )
 EXECUTORS = Registry(

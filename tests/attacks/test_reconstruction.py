@@ -32,7 +32,6 @@ RECIPE: dict[str, Any] = {
 FEW = {"data": {"max_train_per_client": 6}}
 ON_THE_WAY = {
     "privacy": {"upload_clip_norm": 3.0, "upload_noise_multiplier": 0.02},
-    "compression": {"dtype": "float16"},
 }
 PROJECTED = {"projection": "fixed", "projection_channels": 5, "projection_grid": 2, "projection_features": 7}
 

@@ -32,7 +32,7 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.prediction import predict
 from polyfed.experiments.run import run as run_recipe
-from polyfed.plugins.compression import UploadCompression
+from polyfed.plugins.frozen_parameters import FrozenParameters
 from polyfed.registry import METHODS
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
@@ -59,7 +59,6 @@ EVERYTHING: Mapping[str, Any] = {
         "every_n_rounds": 2,
     },
     "availability": {"dropout_rate": 0.3, "dropout_stage": "after"},
-    "compression": {"dtype": "float16"},
     "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.1},
 }
 
@@ -160,7 +159,7 @@ def test_a_method_and_a_network_of_ones_own_are_found_beside_the_recipe(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [*METHODS, "everything"])
 def test_every_method_gives_the_same_numbers(tmp_path: Path, method: str) -> None:
-    """Also FedGH with few clients a round, every stage, drops and compression."""
+    """Also FedGH with few clients a round, every stage, drops and noise."""
     few = {**ONE, "data": {"limit_train": 400, "holdout": 40}, "hyperparameters": SMALL.get(method)}
     recipe = recipe_of("fedgh", **EVERYTHING) if method == "everything" else recipe_of(method, **few)
     same(recipe, serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5), tmp_path)
@@ -168,14 +167,14 @@ def test_every_method_gives_the_same_numbers(tmp_path: Path, method: str) -> Non
 
 def test_an_upload_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    decode = UploadCompression.decode
+    decode = FrozenParameters.decode
 
-    def counted(self: UploadCompression, upload: Message, job: TrainJob, method: Method) -> Message:
+    def counted(self: FrozenParameters, upload: Message, job: TrainJob, method: Method) -> Message:
         seen.append(job.client.id)
         return decode(self, upload, job, method)
 
-    monkeypatch.setattr(UploadCompression, "decode", counted)
-    recipe = recipe_of("fedgh", training={"rounds": 1}, compression={"dtype": "int8"})
+    monkeypatch.setattr(FrozenParameters, "decode", counted)
+    recipe = recipe_of("fedgh", training={"rounds": 1})
     serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
     assert seen == [0, 1, 2]
 

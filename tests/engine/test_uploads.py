@@ -1,4 +1,4 @@
-"""Uploads in a run: `[privacy]`, `[compression]`, `[adversaries]` and `[robust_aggregation]`; what is refused."""
+"""Uploads in a run: `[privacy]`, `[adversaries]` and `[robust_aggregation]`; what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, flatten
+from polyfed.core.message import Message
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Privacy, Training
@@ -25,7 +25,7 @@ from polyfed.methods import (
     FedProto,
     HeteroFL,
 )
-from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
+from polyfed.plugins.settings import Adversaries, Availability, RobustAggregation
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TinyFederation, all_state, difference, records
@@ -34,10 +34,8 @@ from tests.helpers.interrupt import Interrupt
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
 THREE = Training(rounds=3, batch_size=8, lr=0.1)
-BYTES = Compression(dtype="int8")
 ALL = {
     "privacy": Privacy(upload_clip_norm=1.0, upload_noise_multiplier=0.01),
-    "compression": BYTES,
 }
 
 
@@ -71,7 +69,6 @@ def watched(method: Method, **options: Any) -> list[tuple[Message, Message]]:
 
 OFF: dict[str, Any] = {
     "privacy": Privacy(),
-    "compression": Compression(),
     "robust_aggregation": RobustAggregation(),
     "adversaries": Adversaries(sign_flip_fraction=0.0, attack_scale=5.0),
     "availability": Availability(dropout_rate=0.0, dropout_stage="after"),
@@ -87,27 +84,6 @@ def test_off_is_as_if_there_were_no_such_settings() -> None:
     assert not {*OFF, "adversarial_clients"} & (plain.settings.keys() | plain.facts.keys())
     assert not OFF.keys() & plain.history[0].keys()
     assert "clients" not in plain.facts["evaluation"]
-
-
-# bytes --------------------------------------------------------------------------------------------------------------
-
-
-def int8_bytes(message: Message) -> int:
-    """Of an upload of weights: a byte a number, a scale for each row, where that is less."""
-    sizes = [(t.numel(), 4 * (len(t) if t.dim() > 1 else 1)) for t in flatten(message).values() if t.dim()]
-    return sum(min(4 * n, n + scales) for n, scales in sizes) + 8  # n_k
-
-
-def test_bytes_are_those_that_travel() -> None:
-    plain, packed = ran(FedAvg()), ran(FedAvg(), compression=BYTES)
-    messages = [up for _, up in watched(FedAvg())]
-    for number, (before, record) in enumerate(zip(plain.history, packed.history, strict=True)):
-        assert before["bytes_up"] == record["bytes_up_paper"]
-        own = messages[6 * number : 6 * number + 6]
-        by_client = [record["bytes_by_client"][str(i)]["up"] for i in range(6)]
-        assert by_client == [int8_bytes(message) for message in own]
-        assert record["bytes_up"] == sum(by_client) < 0.45 * before["bytes_up"]
-        assert record["bytes_down"] == before["bytes_down"]
 
 
 # what is refused ----------------------------------------------------------------------------------------------------
@@ -141,7 +117,6 @@ def test_statistics_are_not_bounded(method: Method) -> None:
     world = among(method, norm=True, one=method.requirements.same_architecture)
     with pytest.raises(ConfigError, match=r"networks without BatchNorm.* sends '.*running_mean'"):
         world.federation(method, THREE, **BOUND)
-    world.federation(method, THREE, compression=BYTES)
 
 
 class Undeclared(FedAvg):

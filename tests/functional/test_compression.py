@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from polyfed.functional.compression import dequantize, dequantize_columns, quantize, quantize_columns, quantized_nbytes
+from polyfed.functional.compression import dequantize_columns, quantize_columns
 
 
 def draw(*shape, seed=0):
@@ -93,46 +89,3 @@ def test_what_comes_from_outside_is_checked(group, line):
     with pytest.raises(ValueError, match=line) as error:
         dequantize_columns(group)
     assert "\n" not in str(error.value)
-
-
-SHAPES = [(7,), (1,), (3, 5), (2, 3, 2, 2), (4, 1)]
-
-
-def drawn(shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-@pytest.mark.parametrize("precision", ["float16", "int8"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_rows_have_the_scales_that_columns_have(shape: tuple[int, ...], precision: Any) -> None:
-    """A row is an index of the first dimension; a vector is one."""
-    x = drawn(shape, 3.0)
-    columns = quantize_columns(x.reshape((shape[0], -1) if len(shape) > 1 else (1, -1)).T, precision)
-    values, scale = quantize(x, precision)
-    assert torch.equal(values, columns["values"].T.reshape(shape))
-    assert torch.equal(scale, columns["scale"])
-    assert torch.equal(dequantize(values, scale), dequantize_columns(columns).T.reshape(shape))
-
-
-@pytest.mark.parametrize("precision", ["float16", "int8"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_bytes_of_quantized(shape: tuple[int, ...], precision: Any) -> None:
-    values, scale = quantize(drawn(shape), precision)
-    assert values.nbytes + scale.nbytes == quantized_nbytes(shape, precision)
-    assert quantized_nbytes(shape, "float32") == 4 * math.prod(shape)
-
-
-@pytest.mark.parametrize(
-    ("values", "scale"),
-    [
-        (torch.ones(2, 3, dtype=torch.int8), torch.ones(3)),  # a scale per column
-        (torch.ones(3, dtype=torch.float16), torch.ones(1)),
-        (torch.ones(3), torch.ones(())),
-        (torch.ones((), dtype=torch.int8), torch.ones(1)),
-        (torch.ones(0, dtype=torch.int8), torch.ones(1)),
-        (torch.ones(3, dtype=torch.int64), torch.ones(1)),
-    ],
-)
-def test_what_was_not_quantized_is_not_restored(values: Tensor, scale: Tensor) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        dequantize(values, scale)

@@ -34,7 +34,6 @@ RECIPE: dict[str, Any] = {
     },
     "availability": {"dropout_rate": 0.2, "late_joiners": 1},
     "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.01},
-    "compression": {"dtype": "int8"},
     "devices": {"profiles": ["laptop"], "round_timeout": 100.0},
     "robust_aggregation": {"aggregator": "multi_krum"},
     "adversaries": {"label_flip_fraction": 0.1},

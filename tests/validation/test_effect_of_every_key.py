@@ -121,7 +121,6 @@ CASES: dict[str, Refused] = {
     "privacy.sampling": refused("set max_grad_norm above 0", sampling="shuffled"),
     "privacy.target_epsilon": refused("uploads nothing", target_epsilon=3.0),
     "privacy.delta": refused("it needs privacy.noise_multiplier", FEDAVG, delta=1e-6),
-    "compression.dtype": refused(f"compression.dtype = 'int8' {NO_UPLOADS}", dtype="int8"),
     "devices.assignment": refused("set profiles to two or more", **ONE_LAPTOP, assignment="blocks"),
     "devices.custom": refused(
         "custom.gpu does nothing, as no client has it; name it in profiles",
@@ -211,13 +210,13 @@ def test_a_key_that_needs_more_than_its_neighbor(key: str, place: Path) -> None:
 
 def test_a_method_that_was_asked_for_is_told() -> None:
     """A comparison has its settings for the other methods' sake."""
-    compressed = recipe(compression={"dtype": "int8"}, **FEDAVG)
-    line = "compression.dtype = 'int8' does nothing with method 'local', which uploads nothing"
-    assert line in build_federation(compressed.choose("local")).remarks()
-    assert not [said for said in build_federation(compressed).remarks() if "does nothing" in said]
-    assert pf.check(compressed, method="local").facts["method"] == "local"
-    with pytest.raises(ConfigError, match=r"compression\.dtype"):
-        pf.check(compressed.choose("local"))
+    bounded = recipe(privacy={"upload_clip_norm": 1.0}, **FEDAVG)
+    line = "privacy.upload_clip_norm = 1.0 does nothing with method 'local', which uploads nothing"
+    assert line in build_federation(bounded.choose("local")).remarks()
+    assert not [said for said in build_federation(bounded).remarks() if "does nothing" in said]
+    assert pf.check(bounded, method="local").facts["method"] == "local"
+    with pytest.raises(ConfigError, match=r"privacy\.upload_clip_norm"):
+        pf.check(bounded.choose("local"))
 
 
 def test_a_mean_beside_pretrained_networks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,17 +144,17 @@ def audit_run(
     if images:
         say(f"{record.name}: images")
         made, why_no_images = reconstruct(run, transcripts[sent_last[0]], images, steps)
-    settings = [*record.recipe.privacy.items(), *record.recipe.compression.items()]
     content = {
         "name": record.name,
         "method": record.method,
         "hyperparameters": record.result.hyperparameters,
         "dataset": record.result.dataset,
         "run_seed": record.seed,
-        "upload_settings": ", ".join(f"{key} {format_setting(value)}" for key, value in settings) or None,
+        "upload_settings": ", ".join(f"{key} {format_setting(value)}" for key, value in record.recipe.privacy.items())
+        or None,
         "replay_equal": run.equal,
-        "bytes_up_per_client": sum(nbytes(each.traveled) for each in transcripts.values()) / len(transcripts),
-        "goes_up": describe(transcripts[sent_last[0]].traveled),
+        "bytes_up_per_client": sum(nbytes(each.up) for each in transcripts.values()) / len(transcripts),
+        "goes_up": describe(transcripts[sent_last[0]].up),
         "in_the_clear": [fact for fact in facts[0] if all(fact in other for other in facts)],
         "classes": infer_labels(run, transcripts),
         "membership": [describe_guesses(*attacker, found) for attacker, found in guesses.items()],
@@ -270,7 +270,7 @@ def _notes(found: Sequence[Mapping[str, Any]]) -> list[str]:
     for each in found:
         name = each["name"]
         if each["upload_settings"]:
-            notes.append(f"{name}: privacy and compression of uploads: {each['upload_settings']}.")
+            notes.append(f"{name}: privacy of uploads: {each['upload_settings']}.")
         missing = {
             "classes": each["classes"]["why_not"],
             "rows": each["membership_why_not"],

@@ -28,8 +28,6 @@ from polyfed.core.server import Server
 from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
-from polyfed.plugins.compression import restore_upload
-from polyfed.plugins.settings import Compression
 from polyfed.records.fields import validated
 from polyfed.records.schema import RoundRecord
 from polyfed.report.run_records import RunRecord
@@ -41,13 +39,12 @@ _MAIN = "train"  # name of a method's one or main exchange
 class Transcript:
     """The messages to one client and from it.
 
-    job: the engine's, with the client as it was before. down: the broadcast. traveled: the upload as it left.
-    up: the same as the method's server half reads it, without compression. weights, state: the client's, after it.
+    job: the engine's, with the client as it was before. down: the broadcast. up: the upload.
+    weights, state: the client's, after it.
     """
 
     job: Any
     down: Message
-    traveled: Message
     up: Message
     weights: Group
     state: State
@@ -57,15 +54,15 @@ class Recorder:
     """Keeps the messages of every client in one round.
 
     Args:
-        compression: of the uploads. rounds: client -> the round to keep.
+        rounds: client -> the round to keep.
 
     Attributes:
         transcripts: (client, exchange) -> transcript. run: that of the executor, of which nothing is kept.
     """
 
-    def __init__(self, compression: Compression, rounds: Mapping[int, int]) -> None:
+    def __init__(self, rounds: Mapping[int, int]) -> None:
         self.transcripts: dict[tuple[int, str], Transcript] = {}
-        self._compression, self._rounds = compression, rounds
+        self._rounds = rounds
         self.run: Callable[..., list[Any]]
 
     def around(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -76,11 +73,10 @@ class Recorder:
             outcomes = run(jobs, done)
             for job, outcome in zip(jobs, outcomes, strict=True):
                 if outcome.counts and job.round == self._rounds.get(job.client.id):
-                    up = restore_upload(self._compression, outcome.message, job.message)
                     before = dataclasses.replace(job, client=copy.copy(job.client))
                     weights = {name: t.detach().cpu().clone() for name, t in (outcome.weights or {}).items()}
                     self.transcripts[job.client.id, job.exchange.name] = Transcript(
-                        before, job.message, outcome.message, up, weights, outcome.state
+                        before, job.message, outcome.message, weights, outcome.state
                     )
             return outcomes
 
@@ -117,7 +113,7 @@ class Replay:
         """The upload of a new client with these training samples in the client's place.
 
         It receives the client's broadcast, has no weights or state of its own and other random streams, and is no
-        client of the run. The engine treats its job as any other, `[privacy]` and `[compression]` included.
+        client of the run. The engine treats its job as any other, `[privacy]` included.
 
         Args:
             transcript: of the client. data: its training samples. purpose, number: of its random streams.
@@ -133,9 +129,7 @@ class Replay:
         client.state = {}
         job = dataclasses.replace(transcript.job, client=client, scores=False)
         (outcome,) = self.recorder.run([job], lambda _: None)
-        if not outcome.counts:
-            return None
-        return restore_upload(self.recipe.compression, outcome.message, job.message)
+        return outcome.message if outcome.counts else None
 
 
 def last_upload_rounds(record: RunRecord) -> dict[int, int]:
@@ -171,7 +165,7 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     first = min(rounds[client] for client in clients)
     with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
         begun = _begun(record.path, first, Path(place), recipe)
-        recorder = Recorder(recipe.compression, rounds)
+        recorder = Recorder(rounds)
         federation = build_federation(recipe, out=begun, wrap=recorder.around)
         run = federation.run(resume=begun is not None)
         equal = _compared(record, list(run.history), first)

@@ -55,7 +55,6 @@ from polyfed.places import check_values
 from polyfed.plugins.settings import (
     Adversaries,
     Availability,
-    Compression,
     Devices,
     RobustAggregation,
 )
@@ -80,7 +79,6 @@ class Recipe(Settings):
     evaluation: Evaluation = Field(default_factory=Evaluation)
     availability: Availability = Field(default_factory=Availability)
     privacy: Privacy = Field(default_factory=Privacy)
-    compression: Compression = Field(default_factory=Compression)
     devices: Devices = Field(default_factory=Devices)
     robust_aggregation: RobustAggregation = Field(default_factory=RobustAggregation)
     adversaries: Adversaries = Field(default_factory=Adversaries)
@@ -282,7 +280,6 @@ class Recipe(Settings):
             self.robust_aggregation,
             self.adversaries,
             self.privacy,
-            self.compression,
         ]
         return [*ours, *(make() for make in self._own_plugins)]
 

@@ -23,7 +23,7 @@ from polyfed.data.sources import find_source
 from polyfed.engine.task import OutputSettings, WorkSettings
 from polyfed.model_groups import GROUPS
 from polyfed.places import LARGEST
-from polyfed.plugins.settings import Adversaries, Availability, Compression, Devices, RobustAggregation
+from polyfed.plugins.settings import Adversaries, Availability, Devices, RobustAggregation
 from polyfed.records import paper_tables
 from polyfed.registry import MODELS, suggest
 from polyfed.validation.effect import ActsWith
@@ -248,7 +248,6 @@ SECTIONS: dict[str, type[Settings]] = {  # those whose keys are fixed; a method 
     "evaluation": Evaluation,
     "availability": Availability,
     "privacy": Privacy,
-    "compression": Compression,
     "devices": Devices,
     "robust_aggregation": RobustAggregation,
     "adversaries": Adversaries,

@@ -250,7 +250,7 @@ class Method:
         upload_form: names, types and sizes of an upload (`core.upload_forms`); the server rejects others. None: not
             checked, as in a class that overrides `upload` without stating it.
         delta_entries: groups of an upload that are trained weights; the download of the same name is their initial
-            value. Clipping, noise and compression apply to the difference (`engine.uploads`).
+            value. Clipping and noise apply to the difference (`engine.uploads`).
         aligned_entries: entries whose numbers are comparable between clients, such as outputs on common inputs: robust
             aggregation compares them, like `delta_entries` and rows by "labels" (`plugins.robust_aggregation`).
         unaligned_entries: entries with a row per label that are features of the clients' own networks, so that numbers
@@ -429,7 +429,7 @@ class Method:
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:
-        """Entries of an upload that cannot be clipped, noised, compressed or replaced: name -> reason, for errors."""
+        """Entries of an upload that cannot be clipped, noised or replaced: name -> reason, for errors."""
         return {}
 
     @property

@@ -21,7 +21,7 @@ from polyfed.errors import RunError
 from polyfed.records.main_score import ACCURACY, RMSE, MainScore
 
 Kind = Literal["hello", "train", "score", "finish"]
-_AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugins")  # sections on which both sides act
+_AGREED = ("method", "training", "evaluation", "privacy", "plugins")  # sections on which both sides act
 _OF_ALL = ("class_names", "categories", "task", "mean", "std")  # of [data], for all clients' rows
 # what the server cannot know of a shared model's entry in the list of models
 SHARED = ("table", "target", "label_column")

@@ -75,7 +75,7 @@ class Federation(Setup):
         method: e.g. ``polyfed.methods.FedGH()``.
         training, evaluation: settings; see there.
         plugins: what else is done: settings such as ``polyfed.Availability(dropout_rate=0.2)``,
-            ``polyfed.Privacy(...)``, ``polyfed.Compression(...)``, ``polyfed.Devices(...)``,
+            ``polyfed.Privacy(...)``, ``polyfed.Devices(...)``,
             ``polyfed.RobustAggregation(...)``, ``polyfed.Adversaries(...)``, and plugins of your own
             (`polyfed.Plugin`).
         task: what is predicted: classes, data that are public, a shared test set; see `polyfed.Task`.

@@ -14,7 +14,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Privacy
 from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
-from polyfed.plugins.settings import Availability, Compression, Devices, RobustAggregation
+from polyfed.plugins.settings import Availability, Devices, RobustAggregation
 
 __all__ = ["controls_of", "pooled", "runs_alone"]
 
@@ -70,7 +70,6 @@ def pooled(base: Recipe) -> Recipe:
         "evaluation": scored.model_copy(update=stages),
         "availability": Availability(),
         "privacy": Privacy(),
-        "compression": Compression(),
         "robust_aggregation": RobustAggregation(),
         "devices": Devices(),
     }

@@ -1,4 +1,4 @@
-"""Tensors in fewer bytes: half precision, or 8-bit integers with a scale for each row or column.
+"""Tensors in fewer bytes: half precision, or 8-bit integers with a scale for each column.
 
     precision   members of a packed matrix                         bytes of (L, R)
     float32     values float32 (L, R)                              4 L R
@@ -13,7 +13,6 @@ Shapes: L rows, R columns.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -85,41 +84,3 @@ def _fits(values_LR: Tensor, scale: Tensor | None) -> bool:
 
 def _kind(member: Any) -> str:
     return f"{member.dtype} {tuple(member.shape)}" if isinstance(member, Tensor) else type(member).__name__
-
-
-_WIDTH = {"float32": 4, "float16": 2, "int8": 1}  # bytes of a number
-
-
-def quantized_nbytes(shape: tuple[int, ...], precision: Precision) -> int:
-    """Bytes of what `quantize` gives: with int8 a scale for every row, with float16 one."""
-    scales = {"float32": 0, "float16": 1, "int8": shape[0] if len(shape) > 1 else 1}[precision]
-    return _WIDTH[precision] * math.prod(shape) + 4 * scales
-
-
-@torch.no_grad()
-def quantize(tensor: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Values in the tensor's shape, and their scale, float32: see `quantize_columns`.
-
-    float16: one scale (0-d), the largest magnitude. int8: one for every row, an index of the first of two or more
-    dimensions, or for the whole vector: its largest magnitude / 127; so the error is at most half of it.
-
-    """
-    made = quantize_columns(_rows(tensor).T, precision)
-    return made["values"].T.reshape(tensor.shape).contiguous(), made["scale"]
-
-
-@torch.no_grad()
-def dequantize(values: Tensor, scale: Tensor) -> Tensor:
-    """What `quantize` made, as float32 in its shape.
-
-    Raises:
-        ValueError: what `quantize` does not make.
-    """
-    if not values.dim() or not values.numel():
-        raise ValueError(f"expected quantized values with entries, got shape {tuple(values.shape)}")
-    return dequantize_columns({"values": _rows(values).T, "scale": scale}).T.reshape(values.shape).contiguous()
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """As a matrix: a vector is one row."""
-    return tensor.flatten(1) if tensor.dim() > 1 else tensor.reshape(1, -1)

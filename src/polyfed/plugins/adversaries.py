@@ -12,8 +12,8 @@ Four kinds, as `[adversaries]` asks for them, drawn by the seed:
   al., A little is enough, NeurIPS 2019: z is `attack_scale`). What is no part, and running statistics, they send as
   they have it; so they do with a part that no honest client has.
 
-What the method keeps at the client is what it would be without. Clip, noise and compression come after label_flip and
-sign_flip, as everywhere, and before the two others, which look at what has arrived.
+What the method keeps at the client is what it would be without. Clip and noise come after label_flip and sign_flip,
+as everywhere, and before the two others, which look at what has arrived.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Of groups that the method declares as `delta_entries`, trained weights, a frozen parameter that is bit for bit what was
 sent down stays with the client, and the server reads what it had sent: the same numbers in fewer bytes. It is left out
-before uploads are clipped, noised and compressed. Downloads are whole.
+before uploads are clipped and noised. Downloads are whole.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from polyfed.core.settings import Finite, Positive, Settings, Share
 from polyfed.registry import suggest
 from polyfed.validation.effect import ActsWith
 
-__all__ = ["Adversaries", "Availability", "Compression", "Devices", "RobustAggregation"]
+__all__ = ["Adversaries", "Availability", "Devices", "RobustAggregation"]
 
 
 class Availability(Settings):
@@ -36,22 +36,6 @@ class Availability(Settings):
     join_round: Annotated[int, Field(ge=2), ActsWith("late_joiners")] = Field(
         2, description="the first round of the late joiners"
     )
-
-
-class Compression(Settings):
-    """``[compression]``: what clients upload, in fewer bytes; off by default.
-
-    See `plugins.compression`.
-    """
-
-    _switches: ClassVar[tuple[str, ...]] = ("dtype",)
-
-    dtype: Literal["float32", "float16", "int8"] = Field("float32", description="of the numbers that go up")
-
-    @property
-    def enabled(self) -> bool:
-        """Whether anything is compressed."""
-        return self.dtype != "float32"
 
 
 class RobustAggregation(Settings):

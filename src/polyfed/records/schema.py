@@ -151,9 +151,7 @@ class RoundRecord(ScoredRecord):
         None, description="bytes sent by all clients, rejected and lost uploads included"
     )
     bytes_down: IfPresent[Count] = Field(None, description="bytes sent by the server")
-    bytes_up_paper: IfPresent[Count] = Field(
-        None, description="`bytes_up` without compression, counted as the method's paper counts"
-    )
+    bytes_up_paper: IfPresent[Count] = Field(None, description="`bytes_up`, counted as the method's paper counts")
     bytes_down_paper: IfPresent[Count] = Field(None, description="`bytes_down`, counted as the method's paper counts")
     bytes_by_client: dict[str, Traffic] = Field({}, description="client -> bytes it sent and received")
     train_loss: Loss | None = Field(
@@ -342,7 +340,6 @@ class RunResult(ScoredRecord):
         {}, description="settings of the section `[availability]` that are on; absent if none is"
     )
     privacy: dict[str, Any] = Field({}, description="settings of `[privacy]`, likewise")
-    compression: dict[str, Any] = Field({}, description="settings of `[compression]`, likewise")
     robust_aggregation: dict[str, Any] = Field({}, description="settings of `[robust_aggregation]`, likewise")
     adversaries: dict[str, Any] = Field({}, description="settings of `[adversaries]`, likewise")
     devices: dict[str, Any] = Field({}, description="settings of `[devices]`, likewise")

@@ -51,7 +51,6 @@ class StoredRecipe(Record):
     evaluation: Section = Field({})
     availability: Section = Field({})
     privacy: Section = Field({})
-    compression: Section = Field({})
     robust_aggregation: Section = Field({})
     pretraining: Section = Field({})
     adversaries: Section = Field({})

@@ -79,9 +79,8 @@ def slow(*values: Any) -> Any:
         ("fedgh", {"evaluation": STAGES}),
         slow(
             "fml",
-            {"compression": {"dtype": "int8"}, "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.1}},
+            {"privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.1}},
         ),
-        ("fedavg", {**ONE, "compression": {"dtype": "int8"}}),
         ("fedavg", {**ONE, "adversaries": {"label_flip_fraction": 0.4}}),
         ("fedavg", {**ONE, "adversaries": {"sign_flip_fraction": 0.4}}),
         ("fedproto", {"availability": {"dropout_rate": 0.3, "late_joiners": 1}}),

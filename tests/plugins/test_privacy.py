@@ -15,12 +15,10 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, first_nonfinite, flatten, nbytes
 from polyfed.core.method import Method
 from polyfed.core.settings import Privacy
-from polyfed.errors import ConfigError, RunError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedProx
-from polyfed.plugins.compression import UploadCompression, restore_upload
 from polyfed.plugins.frozen_parameters import FrozenParameters
 from polyfed.plugins.privacy import UploadPrivacy
-from polyfed.plugins.settings import Compression
 from tests.helpers.toys import NETS, Round, clients, federation, numpy_mean, rounds, shared
 
 
@@ -49,28 +47,16 @@ UP: Message = {
 def client(round: int = 1, number: int = 0, network: nn.Module = NETWORK, **settings: Any) -> Client:
     made = Client(network, train=(torch.zeros(1, 40), torch.zeros(1, dtype=torch.int64)))
     made.id, made.round, made.bound, made.seed = number, round, network, 3
-    privacy = {key: settings.pop(key) for key in ("upload_clip_norm", "upload_noise_multiplier") if key in settings}
-    made.privacy = Privacy(**privacy)
-    made.plugins = [UploadPrivacy(made.privacy), UploadCompression(Compression(**settings))]
+    made.privacy = Privacy(**settings)
+    made.plugins = [UploadPrivacy(made.privacy)]
     return made
 
 
-def outgoing(at: Client, method: Method, message: Message, received: Message) -> Message:
+def through(at: Client, message: Message = UP, received: Message = DOWN) -> Message:
     """What leaves the client."""
     for plugin in at.plugins:
-        message = plugin.encode(message, at, method, received)
+        message = plugin.encode(message, at, Sends(), received)
     return message
-
-
-def compression(at: Client) -> Compression:
-    """The settings of a client's compression."""
-    (settings,) = [plugin.settings for plugin in at.plugins if isinstance(plugin, UploadCompression)]
-    return settings  # type: ignore[no-any-return]
-
-
-def through(at: Client, message: Message = UP, received: Message = DOWN, method: Method | None = None) -> Message:
-    """What the server has of it."""
-    return restore_upload(compression(at), outgoing(at, method or Sends(), message, received), received)
 
 
 def numbers(group: Any) -> np.ndarray:
@@ -89,9 +75,7 @@ def same(a: Message, b: Message, *names: str) -> None:
 
 
 def test_nothing_asked_for_is_the_very_same() -> None:
-    at = client()
-    assert outgoing(at, Sends(), UP, DOWN) is UP
-    assert restore_upload(compression(at), UP, DOWN) is UP
+    assert through(client()) is UP
 
 
 # bounds and noise -------------------------------------------------------------------------------------------------
@@ -141,81 +125,11 @@ def test_noise_is_a_multiple_of_the_bound_on_every_number() -> None:
 def test_weights_that_cannot_be_bounded_are_refused(up: Message, down: Message, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         through(client(upload_clip_norm=1.0), up, down)
-    through(client(dtype="int8"), up, down)  # no bound is asked for
-
-
-# fewer bytes ------------------------------------------------------------------------------------------------------
-
-
-def test_bytes_are_those_of_the_formula() -> None:
-    rest = nbytes({name: UP[name] for name in ("labels", "bits", "strength")})
-
-    def size(**settings: Any) -> int:
-        return nbytes(outgoing(client(**settings), Sends(), UP, DOWN)) - rest
-
-    assert size(dtype="float16") == (2 * 1200 + 4) + (2 * 30 + 4) + (2 * 48 + 4)
-    assert size(dtype="int8") == (1200 + 4 * 30) + (30 + 4) + (48 + 4 * 3)
-
-
-@pytest.mark.parametrize("precision", ["float16", "int8"])
-def test_weights_are_quantized_by_their_change(precision: str) -> None:
-    found = through(client(dtype=precision))
-    for name, t in CHANGE.items():
-        rows = t.flatten(1) if t.dim() > 1 and precision == "int8" else t.reshape(1, -1)
-        step = rows.abs().amax(1) / (127 if precision == "int8" else 1024)
-        error = (found["model"][name] - UP["model"][name]).reshape(rows.shape).abs()  # type: ignore[index]
-        assert (error <= 0.5 * step[:, None] + 1e-6).all()
-        assert error.max() > 0
-    assert 0 < np.abs(numbers(found["means"]) - numbers(UP["means"])).max() <= numbers(UP["means"]).max()
-    same(found, UP, "labels", "bits", "strength")
-    assert found.keys() == UP.keys()
-
-
-def test_statistics_and_other_types_go_up_as_they_are() -> None:
-    up = {
-        "model": {"1.running_var": drawn(30).abs(), "1.num_batches_tracked": torch.tensor(3), "0.bias": drawn(30)},
-        "half": drawn(30).half(),
-        "none": {},
-    }
-    down = {"model": {"1.running_var": drawn(30, seed=1), "0.bias": drawn(30, seed=1)}}
-    found = through(client(dtype="int8"), up, down)
-    assert torch.equal(found["model"]["1.running_var"], up["model"]["1.running_var"])  # type: ignore[index, call-overload]
-    assert found["model"]["1.num_batches_tracked"] == 3  # type: ignore[index, call-overload]
-    same(found, up, "half", "none")
-
-
-def broken(change: dict[str, Any]) -> Message:
-    """A compressed upload with some entries replaced; None: left out."""
-    made = dict(outgoing(client(dtype="int8"), Sends(), UP, DOWN))
-    for name, entry in change.items():
-        if entry is None:
-            del made[name]
-        else:
-            made[name] = entry if isinstance(entry, Tensor) else {**made[name], **entry}  # type: ignore[dict-item]
-    return made
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"model change scale": {"0.weight": torch.ones(7)}},
-        {"model change scale": {"0.weight": torch.tensor([math.nan])}},
-        {"model change": {"0.weight": drawn(3)}},
-        {"model change": {"unknown": drawn(3)}},
-        {"model change": {"0.weight": torch.ones(0, dtype=torch.int8)}},
-        {"means scale": torch.ones(2, 2)},
-    ],
-)
-def test_what_cannot_be_read_is_said_in_one_line(how: dict[str, Any]) -> None:
-    with pytest.raises(RunError, match=r"^the upload cannot be read \('[^\n]*'\): [^\n]*$"):
-        restore_upload(Compression(dtype="int8"), broken(how), DOWN)
 
 
 def test_finite_stays_finite() -> None:
     up = {"model": {"0.bias": drawn(30, scale=1e30)}, "means": drawn(3, 16, scale=1e-30)}
-    noisy = {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0}
-    for settings in ({"dtype": "float16"}, {"dtype": "int8"}, noisy):
-        assert first_nonfinite(through(client(**settings), up)) is None  # type: ignore[arg-type]
+    assert first_nonfinite(through(client(upload_clip_norm=1.0, upload_noise_multiplier=1.0), up)) is None
 
 
 # noise by a secret --------------------------------------------------------------------------------------------------
@@ -291,11 +205,9 @@ def test_they_stay_with_the_client_and_the_mean_is_of_all(method: Any) -> None:
             np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "plugin", [Compression(dtype="int8"), Privacy(upload_clip_norm=1.0, upload_noise_multiplier=0.5)]
-)
-def test_they_are_neither_rounded_nor_noised(plugin: Any) -> None:
-    for round in ran(FedAvg(), ["frozen"] * 2, plugins=[plugin]):
+def test_they_are_not_noised() -> None:
+    noise = Privacy(upload_clip_norm=1.0, upload_noise_multiplier=0.5)
+    for round in ran(FedAvg(), ["frozen"] * 2, plugins=[noise]):
         sent = [name for entry in round.up[0].values() if not isinstance(entry, torch.Tensor) for name in entry]
         assert not set(FROZEN) & set(sent)
         assert all(torch.allclose(shared(round.before)[name], shared(round.after)[name], atol=1e-6) for name in FROZEN)

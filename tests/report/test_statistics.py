@@ -5,13 +5,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from polyfed.errors import ConfigError
 from polyfed.report.frames import round_frame
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
-from polyfed.report.statistics import Estimate, leader, parse_target, to_target, total
+from polyfed.report.statistics import Estimate, leader, parse_target, resplit_ratio, to_target, total
 
 
 @pytest.mark.parametrize("values", [[0.5, 0.7, 0.5], [0.1, 0.2, 0.15, 0.3, 0.22]])
@@ -55,6 +56,59 @@ def test_differences_are_paired_and_have_a_sign(sign: int) -> None:
 )
 def test_what_is_distinguishable(mean: float | None, margin: float | None, is_distinguishable: bool | None) -> None:
     assert Estimate(mean, 0.1, margin).is_distinguishable is is_distinguishable
+
+
+# rows that seeds split anew -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("data", "ratio"),
+    [
+        ({"split": "6:1:3"}, 3 / 7),
+        ({"split": "50:16:34"}, 34 / 66),
+        ({"split": "9:1:0", "test": "global"}, 0.0),
+        ({"split": "official:8:2"}, 0.0),
+        ({"split": "official"}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_only_rows_that_are_split_by_their_seeds_have_a_ratio(data: dict[str, str], ratio: float) -> None:
+    assert resplit_ratio(data) == pytest.approx(ratio)
+
+
+def test_shared_rows_widen_the_interval_as_nadeau_and_bengio_have_it() -> None:
+    """Equation by equation: a loop over squares, Student's quantile, and the p-value of the same error."""
+    import scipy.stats
+
+    values, ratio = [0.02, 0.05, 0.01, 0.04, 0.03], 3 / 7
+    mean = sum(values) / 5
+    squares = 0.0
+    for value in values:
+        squares += (value - mean) ** 2
+    error = math.sqrt((1 / 5 + ratio) * squares / 4)
+    found = Estimate.of(by_seed(*values), ratio)
+    assert found.margin == pytest.approx(float(scipy.stats.t.ppf(0.975, 4)) * error)
+    assert found.p_value == pytest.approx(2 * float(scipy.stats.t.sf(mean / error, 4)))
+    assert found.smallest_shown == pytest.approx(float(scipy.stats.t.ppf(0.975, 4) + scipy.stats.t.ppf(0.8, 4)) * error)
+    assert (found.is_distinguishable, Estimate.of(by_seed(*values)).is_distinguishable) == (False, True)
+
+
+def test_the_wider_interval_covers_what_the_plain_one_misses() -> None:
+    """Two models that are equally good, scored on seven splits of 200 rows: the plain interval is often wrong."""
+    draws = np.random.default_rng(0)
+    missed = {0.0: 0, 3 / 7: 0}
+    for _ in range(200):
+        rows = draws.standard_normal(200)  # by how much one model is better than the other on each row
+        scores = {seed: float(draws.permutation(rows)[:60].mean()) for seed in range(7)}
+        for ratio in missed:
+            missed[ratio] += bool(Estimate.of(scores, ratio).is_distinguishable)
+    assert missed[0.0] > 40, "more than a fifth, where 5 % were promised"
+    assert missed[3 / 7] <= 16, "8 %, of 5 % and what chance adds"
+
+
+def test_who_leads_depends_on_shared_rows() -> None:
+    rows = {"low": by_seed(0.5, 0.6, 0.7), "high": by_seed(0.53, 0.64, 0.75)}  # 0.03, 0.04, 0.05: margin 0.025
+    assert leader(rows, rows) == "high"
+    assert leader(rows, rows, resplit=3 / 7) == "high", "its margin is 0.0375"
+    assert leader(rows, rows, resplit=1.0) is None
 
 
 def by_seed(*values: float | None) -> dict[int, float | None]:

@@ -20,7 +20,7 @@ from polyfed.records.read import flat_table
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.benchmark_results import RowResult, SettingResult, read_results
 from polyfed.report.run_records import format_setting
-from polyfed.report.statistics import LEVEL, Estimate, holm, mean_of, sum_of
+from polyfed.report.statistics import LEVEL, Estimate, about_resplit, holm, mean_of, sum_of
 from polyfed.report.text_tables import (
     NOT_KNOWN,
     Column,
@@ -189,8 +189,9 @@ def _primary(found: Sequence[SettingResult], primary: Pairs) -> Iterator[str]:
     )
     tested = sum(p is not None for p in adjusted)
     yield (
-        f"These were named before the runs. p: paired t-test over seeds; adjusted by Holm for all {tested} tests of "
-        "this table; bold below 0.05. All that follows is described, not tested."
+        "These were named before the runs. p: paired t-test over seeds, with the standard error of the setting's "
+        f"intervals; adjusted by Holm for all {tested} tests of this table; bold below 0.05. All that follows is "
+        "described, not tested."
     )
 
 
@@ -299,4 +300,6 @@ def _caption(one: SettingResult) -> str:
     parts += [one.changes] if one.changes else []
     if fewer := [f"{name} {', '.join(map(str, own))}" for name, own in one.scores.items() if len(own) < len(seeds)]:
         parts.append(f"Fewer seeds: {'; '.join(fewer)}.")
+    if why := about_resplit(one.resplit):
+        parts.append(f"{why[0].upper()}{why[1:]}.")
     return " ".join(parts)

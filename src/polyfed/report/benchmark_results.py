@@ -24,7 +24,7 @@ from polyfed.records.read import parse_json
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import RunRecord, rows_of_pooled
-from polyfed.report.statistics import Estimate, finite, mean_of
+from polyfed.report.statistics import Estimate, finite, mean_of, resplit_ratio
 
 CONTROLS = ("", "targets", "alone", "pooled", "pooled-shares", "pooled-tuned")  # in the order of rows
 METRICS = ("{score}", "validation", "{score}_best_by_validation", "bytes_up", "bytes_down", "processor_seconds")
@@ -132,9 +132,14 @@ class SettingResult(Record):
             for row, own in lines.groupby("row", sort=False)
         }
 
+    @property
+    def resplit(self) -> float:
+        """By how much seeds that split the same rows anew widen intervals (`polyfed.report.statistics`)."""
+        return resplit_ratio(self.recipe.get("data", {}))
+
     def gain(self, upper: str, lower: str = "local") -> Estimate:
         """How far a row lies above another one, paired by seed; not known where either is lacking."""
-        return Estimate.gain(self.scores.get(upper, {}), self.scores.get(lower, {}), self.main_score)
+        return Estimate.gain(self.scores.get(upper, {}), self.scores.get(lower, {}), self.main_score, self.resplit)
 
 
 # rows of finished runs ------------------------------------------------------------------------------------------------

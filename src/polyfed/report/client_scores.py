@@ -49,8 +49,8 @@ def scores_of_clients(group: Group, local: str | None) -> pd.DataFrame:
             mine = by_seed.get((number, row), {})
             line = {"client": number, "name": group.runs[0].result.client_name(number), "test_rows": tested}
             line |= {"method": row, "seeds": " ".join(map(str, mine))}
-            difference = Estimate.difference(mine, {} if row == local else beside)
-            lines.append(line | Estimate.of(mine).named("score") | difference.named("difference"))
+            difference = Estimate.difference(mine, {} if row == local else beside, group.resplit)
+            lines.append(line | Estimate.of(mine, group.resplit).named("score") | difference.named("difference"))
     columns = ["client", "name", "test_rows", "method", "seeds", *_SCORE, *_DIFFERENCE]
     return pd.DataFrame(lines, columns=columns, dtype=object)
 

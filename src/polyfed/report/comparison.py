@@ -27,6 +27,7 @@ from polyfed.report.statistics import (
     SEEDS,
     BySeed,
     Estimate,
+    about_resplit,
     finite,
     leader,
     mean_of,
@@ -95,6 +96,7 @@ class _Section:
         numbers = {name: number for number, name in enumerate(footnotes, start=1)}
         notes = [
             _about_columns(records, self.score, group.evaluation.when),
+            *filter(None, [about_resplit(group.resplit) if len(group.seeds) >= SEEDS else ""]),
             *group.notes,
             *self.notes,
         ]
@@ -143,8 +145,9 @@ class _Section:
                 "control": runs[0].control,
                 "stage": self.stages[name],
             }
-            row |= {"seeds": [run.seed for run in runs], **Estimate.of(self.scores[name]).named(self.score.name)}
-            row |= Estimate.of(self.best[name]).named(f"{self.score.name}_best_by_validation")
+            row |= {"seeds": [run.seed for run in runs]}
+            row |= Estimate.of(self.scores[name], self.group.resplit).named(self.score.name)
+            row |= Estimate.of(self.best[name], self.group.resplit).named(f"{self.score.name}_best_by_validation")
             row |= difference.named("difference") | {"difference_seeds": list(difference.seeds)}
             row |= {key: means[key] for key in _OF_CLIENTS}
             row |= {key: whole(means[key]) if key.startswith("bytes") else means[key] for key in _OF_RUNS}
@@ -172,7 +175,7 @@ class _Section:
             compared = local[0].stage
             its = scores_by_seed(local, compared)
             self.notes.append(f"{name}: its stage {self.stages[name]} is compared with Local's stage {compared}")
-        return Estimate.difference(self.scores[name], its)
+        return Estimate.difference(self.scores[name], its, self.group.resplit)
 
     def _leaders(self) -> dict[str, str]:
         """Who leads in the main score, in that of the best round, and in each stage; what nobody leads is left out.
@@ -191,7 +194,8 @@ class _Section:
         }
         for stage in dict.fromkeys(stage for runs in rows.values() for stage in runs[0].result.accuracy_by_stage):
             columns[stage] = {name: scores_by_seed(runs, stage) for name, runs in rows.items()}
-        leaders = {column: leader(scores, may_lead, self.score.lower_is_better) for column, scores in columns.items()}
+        lowest, resplit = self.score.lower_is_better, self.group.resplit
+        leaders = {column: leader(scores, may_lead, lowest, resplit) for column, scores in columns.items()}
         return {column: name for column, name in leaders.items() if name is not None}
 
     def _about_leaders(self, leaders: Mapping[str, str]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from polyfed.records.main_score import ACCURACY, MainScore
 from polyfed.report.run_records import RunRecord
-from polyfed.report.statistics import BySeed, Estimate, mean_of, scores_by_seed
+from polyfed.report.statistics import BySeed, Estimate, mean_of, resplit_ratio, scores_by_seed
 
 _Rows = Mapping[str, Sequence[RunRecord]]
 
@@ -51,16 +51,18 @@ def take_apart(
     local: BySeed,
     pooled: BySeed,
     score: MainScore = ACCURACY,
+    resplit: float = 0.0,
 ) -> Gains:
     """The parts of a gain, on the seeds that together, alone and Local have.
 
     Args:
         together, alone, local, pooled: seed -> accuracy; pooled is that of pooled-tuned, empty where there is none.
         score: the main score; what lowers the RMSE is a gain above zero.
+        resplit: see `polyfed.report.statistics.resplit_ratio`.
     """
     shared = [seed for seed in together if seed in alone and seed in local]
     mine, separate, base = ({seed: scores[seed] for seed in shared} for scores in (together, alone, local))
-    most = Estimate.gain(pooled, base, score)
+    most = Estimate.gain(pooled, base, score, resplit)
     on_the_way = Estimate.gain(mine, {seed: base[seed] for seed in most.seeds}, score).mean
     way = None
     if on_the_way is not None and most.mean is not None and most.is_distinguishable and most.mean > 0:
@@ -68,9 +70,9 @@ def take_apart(
     level = mean_of(list(base.values()))
     return Gains(
         local=level,
-        gain=Estimate.gain(mine, base, score),
-        alone=Estimate.gain(separate, base, score),
-        federated=Estimate.gain(mine, separate, score),
+        gain=Estimate.gain(mine, base, score, resplit),
+        alone=Estimate.gain(separate, base, score, resplit),
+        federated=Estimate.gain(mine, separate, score, resplit),
         pooled=None if level is None or most.mean is None else score.improved(level, most.mean),
         way=way,
     )
@@ -97,6 +99,7 @@ def decompose(rows: _Rows, stages: Mapping[str, str], score: MainScore = ACCURAC
             _by_seed(local[0], stages[name]),
             _by_seed(pooled, stages[name]),
             score,
+            resplit_ratio(runs[0].recipe.data),
         )
     return found
 

@@ -20,6 +20,7 @@ from polyfed.escaping import clients_text
 from polyfed.records.main_score import MainScore
 from polyfed.records.schema import EvaluationFacts
 from polyfed.report.run_records import EXPERIMENT, RunRecord, format_setting, frame_of
+from polyfed.report.statistics import resplit_ratio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +49,11 @@ class Group:
     def score(self) -> MainScore:
         """What the runs' accuracies are: where numbers are predicted, the RMSE."""
         return self.runs[0].result.main_score
+
+    @property
+    def resplit(self) -> float:
+        """By how much seeds that split the same rows anew widen intervals (`polyfed.report.statistics`)."""
+        return resplit_ratio(self.runs[0].recipe.data)
 
     @functools.cached_property
     def frame(self) -> pd.DataFrame:

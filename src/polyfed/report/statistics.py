@@ -5,6 +5,10 @@ standard deviation (n - 1) over n seeds. Two rows are compared seed by seed: the
 that both have, with the margin of these differences. One seed has neither spread nor margin: both are None, not zero.
 Two seeds have no margin either, as theirs would be 12.7 deviations over sqrt(2): `SEEDS` are the fewest that have one.
 
+Where each seed splits the same rows anew into rows to train on and test rows, runs of different seeds share rows, and
+s / sqrt(n) is too small. There the standard error is s sqrt(1 / n + r), with r the ratio of test rows to all others
+(Nadeau and Bengio, Inference for the generalization error, Machine Learning 2003): `resplit_ratio`.
+
 A difference is distinguishable where its interval leaves out zero. The row with the highest mean leads a column where
 its difference to each other row is.
 
@@ -33,6 +37,7 @@ LEVEL = 0.95
 POWER = 0.8
 SEEDS = 3  # fewer say nothing of chance
 BySeed = Mapping[int, float | None]  # seed -> main score
+_RESPLIT = re.compile(r"(\d+):(\d+):(\d+)")
 _TARGET = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%?)")
 
 
@@ -76,19 +81,25 @@ def scores_by_seed(runs: Sequence[RunRecord], stage: str) -> dict[int, float | N
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, of scores or of differences seed by seed, with its sample deviation and its margin."""
+    """A mean over seeds, of scores or of differences seed by seed, with its sample deviation and its margin.
+
+    resplit: the ratio by which the variance of a mean is larger than of independent runs (`resplit_ratio`).
+    """
 
     mean: float | None = None
     std: float | None = None
     margin: float | None = None
     seeds: tuple[int, ...] = ()
+    resplit: float = 0.0
 
     @classmethod
-    def of(cls, values: BySeed) -> Estimate:
+    def of(cls, values: BySeed, resplit: float = 0.0) -> Estimate:
         """That of some scores; what is not known of every seed is None.
 
         >>> round(Estimate.of({0: 1.0, 1: 2.0, 2: 3.0}).margin, 4)  # 4.3027 * 1 / sqrt(3)
         2.4841
+        >>> round(Estimate.of({0: 1.0, 1: 2.0, 2: 3.0}, resplit=2 / 3).margin, 4)  # 4.3027 * sqrt(1 / 3 + 2 / 3)
+        4.3027
         """
         known = finite_ones(values.values())
         count = len(known)
@@ -96,26 +107,34 @@ class Estimate:
         if count == len(values) and count > 1:
             std = statistics.stdev(known)
         if std is not None and count >= SEEDS:
-            margin = _quantile(count, (1 + LEVEL) / 2) * std / math.sqrt(count)
-        return cls(mean_of(list(values.values())), std, margin, tuple(values))
+            margin = _quantile(count, (1 + LEVEL) / 2) * std * math.sqrt(1 / count + resplit)
+        return cls(mean_of(list(values.values())), std, margin, tuple(values), resplit)
 
     @classmethod
-    def difference(cls, mine: BySeed, other: BySeed) -> Estimate:
+    def difference(cls, mine: BySeed, other: BySeed, resplit: float = 0.0) -> Estimate:
         """That of the differences, mine minus the other, on the seeds that both have."""
         differences: dict[int, float | None] = {}
         for seed in [seed for seed in mine if seed in other]:
             a, b = mine[seed], other[seed]
             differences[seed] = None if a is None or b is None else a - b
-        return cls.of(differences)
+        return cls.of(differences, resplit)
 
     @classmethod
-    def gain(cls, mine: BySeed, other: BySeed, score: MainScore) -> Estimate:
+    def gain(cls, mine: BySeed, other: BySeed, score: MainScore, resplit: float = 0.0) -> Estimate:
         """How much better than another a row is; what lowers the RMSE is a gain above zero."""
-        return cls.difference(other, mine) if score.lower_is_better else cls.difference(mine, other)
+        upper, lower = (other, mine) if score.lower_is_better else (mine, other)
+        return cls.difference(upper, lower, resplit)
 
     def named(self, name: str) -> dict[str, float | None]:
         """As columns of a table: NAME, NAME_std and NAME_margin."""
         return {name: self.mean, f"{name}_std": self.std, f"{name}_margin": self.margin}
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the mean; None where there are too few seeds to say."""
+        if self.std is None or self.margin is None:
+            return None
+        return self.std * math.sqrt(1 / len(self.seeds) + self.resplit)
 
     @property
     def is_distinguishable(self) -> bool | None:
@@ -131,24 +150,24 @@ class Estimate:
         >>> round(Estimate.of({0: 1.0, 1: 2.0, 2: 3.0}).p_value, 4)  # t = 2 sqrt(3), two degrees of freedom
         0.0742
         """
-        if self.mean is None or self.std is None or self.margin is None:
+        error = self.standard_error
+        if self.mean is None or error is None:
             return None
-        if not self.std:
+        if not error:
             return 0.0 if self.mean else 1.0
         from scipy.special import stdtr  # comes with scikit-learn
 
-        t = abs(self.mean) / (self.std / math.sqrt(len(self.seeds)))
-        return 2 * float(stdtr(len(self.seeds) - 1, -t))
+        return 2 * float(stdtr(len(self.seeds) - 1, -abs(self.mean) / error))
 
     @property
     def smallest_shown(self) -> float | None:
         """The smallest difference that as many seeds of this spread tell from zero four times in five:
-        (t(0.975, n - 1) + t(0.8, n - 1)) s / sqrt(n); None where there are too few seeds to say.
+        t(0.975, n - 1) + t(0.8, n - 1) standard errors; None where there are too few seeds to say.
         """
-        if self.std is None or self.margin is None:
+        error = self.standard_error
+        if self.margin is None or error is None:
             return None
-        count = len(self.seeds)
-        return self.margin + _quantile(count, POWER) * self.std / math.sqrt(count)
+        return self.margin + _quantile(len(self.seeds), POWER) * error
 
 
 def _quantile(seeds: int, share: float) -> float:
@@ -156,6 +175,35 @@ def _quantile(seeds: int, share: float) -> float:
     from scipy.special import stdtrit  # comes with scikit-learn
 
     return float(stdtrit(seeds - 1, share))
+
+
+def resplit_ratio(data: Mapping[str, Any]) -> float:
+    """Test rows over all others, where each seed splits the same rows anew; 0 where test rows are given.
+
+    Rows for validation count among the others: they choose what is trained. Caps are not counted, so that with caps
+    the ratio is rather too large; so it is with a common test set that is official beside ``split = "8:1:1"``.
+
+    Args:
+        data: ``[data]`` of a recipe, whose `split` says which of both it is; {} of a run that was given its clients.
+
+    >>> resplit_ratio({"split": "6:2:2"}), resplit_ratio({"split": "official:8:2"})
+    (0.25, 0.0)
+    """
+    found = _RESPLIT.fullmatch(str(data.get("split", "")))
+    if found is None:
+        return 0.0
+    train, validation, test = map(int, found.groups())
+    return test / (train + validation)
+
+
+def about_resplit(resplit: float) -> str:
+    """What intervals are where seeds split the same rows anew; "" where they do not."""
+    if not resplit:
+        return ""
+    return (
+        f"each seed splits the same rows anew, and runs share rows: the variance of a mean is taken as "
+        f"s^2 (1/n + {resplit:.2f}), with the ratio of test rows to all others (Nadeau and Bengio, 2003)"
+    )
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -175,7 +223,9 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def leader(scores: Mapping[str, BySeed], may_lead: Container[str], lower_is_better: bool = False) -> str | None:
+def leader(
+    scores: Mapping[str, BySeed], may_lead: Container[str], lower_is_better: bool = False, resplit: float = 0.0
+) -> str | None:
     """The row with the best mean, where its difference to every other row is distinguishable; else None.
 
     The one rule of what any table marks as its column's best.
@@ -183,7 +233,7 @@ def leader(scores: Mapping[str, BySeed], may_lead: Container[str], lower_is_bett
     Args:
         scores: row -> its main scores, of all rows that compete; one of which a seed is not known does not count.
         may_lead: those of them that may be marked; the others only stand in the way.
-        lower_is_better: whether the lowest mean is the best, not the highest.
+        lower_is_better: whether the lowest mean is the best, not the highest. resplit: see `resplit_ratio`.
     """
     means = {name: mean_of(list(found.values())) for name, found in scores.items()}
     sign = -1 if lower_is_better else 1
@@ -191,7 +241,7 @@ def leader(scores: Mapping[str, BySeed], may_lead: Container[str], lower_is_bett
     best = max(known, key=lambda name: known[name], default=None)
     if best is None or best not in may_lead or len(known) == 1:
         return None
-    behind = [Estimate.difference(scores[best], scores[other]) for other in known if other != best]
+    behind = [Estimate.difference(scores[best], scores[other], resplit) for other in known if other != best]
     return best if all(one.is_distinguishable and sign * (one.mean or 0.0) > 0 for one in behind) else None
 
 

@@ -82,7 +82,7 @@ def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
 
 
 ADDED = [  # a line before that of the tuning seeds, and what is said
-    ('controls = ["lonely"]', "expected 'alone' or 'pooled', got 'lonely'"),
+    ('controls = ["lonely"]', "expected 'alone', 'own' or 'pooled', got 'lonely'"),
     ('controls = ["alone", "alone"]', "controls: expected each once, got 'alone'"),
     ("race = 2", "race: expected several tuning seeds beside it, got 1"),
     ('tune_alone = ["fedgh"]', "tune_alone: expected 'alone' among the controls, got none"),

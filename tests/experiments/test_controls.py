@@ -249,8 +249,8 @@ def test_what_cannot_be_pooled_is_refused(sections: dict[str, dict[str, Any]], s
 def test_the_controls_of_a_comparison() -> None:
     base = recipe(methods={"own": {"name": "fedproto", "alone": True}})
     chosen = {name: base.choose(name) for name in ("local", "fedgh", "fedrep", "own")}
-    found = controls_of(base, chosen)
-    assert list(found) == ["fedgh-alone", "fedrep-alone", "pooled"]
+    found = controls_of(base, chosen, DataCache().source(base))
+    assert list(found) == ["fedgh-alone", "fedrep-alone", "own-linear", "pooled"]
 
 
 def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -263,7 +263,7 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     rows = list(csv.DictReader(Path("all/comparison.csv").read_text().splitlines()))
     of_pooled = {name: name for name in ("pooled", "pooled-shares", "pooled-tuned")}
     controls = {row["name"]: row["control"] for row in rows}
-    assert controls == {"local": "", "fedgh": "", "fedgh-alone": "alone", **of_pooled}
+    assert controls == {"local": "", "fedgh": "", "fedgh-alone": "alone", "own-linear": "own-linear", **of_pooled}
     (fedgh,) = [row for row in rows if row["name"] == "fedgh"]
     parts = float(fedgh["gain_alone"]) + float(fedgh["federated_gain"])
     assert float(fedgh["gain"]) == pytest.approx(float(fedgh["difference"])) == pytest.approx(parts)
@@ -280,6 +280,6 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert "pooled-tuned: epochs on a client's own rows: " in Path("all/comparison.md").read_text()
     before = Path("all/comparison.csv").read_text()
     assert cli.status(words) == 0
-    assert capsys.readouterr().err.count("already done") == 4
+    assert capsys.readouterr().err.count("already done") == 5
     assert Path("all/comparison.csv").read_text() == before
     assert "--controls" in json.loads(Path("all/compare.json").read_text())["command"]

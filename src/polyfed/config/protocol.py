@@ -36,7 +36,7 @@ Seeds = Annotated[list[Seed], Field(min_length=1), Once]
 Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1), Once]
 Values = Annotated[list[Any], Field(min_length=1), Once]
 Pair = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=2, max_length=2)]
-ControlKind = Literal["alone", "pooled"]
+ControlKind = Literal["alone", "own", "pooled"]
 
 
 _DECIDED = ("run.seed", "method.name")  # by the suite, whatever a setting's overrides say

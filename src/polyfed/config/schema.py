@@ -31,7 +31,7 @@ from polyfed.validation.error_lines import shown
 
 __all__ = ["SECTIONS", "Control", "Data", "MethodChoice", "Models", "RunSettings"]
 
-Control = Literal["pooled"]
+Control = Literal["pooled", "own-linear", "own-boosting", "own-forest"]
 
 
 class Data(PartitionSettings, SourceSettings):
@@ -222,7 +222,8 @@ class RunSettings(OutputSettings, WorkSettings):
     overrides: list[str] = Field([], description="kept by a run: what --set has changed of its recipe")
     control: Control | None = Field(
         None,
-        description="pooled: clients of one network share one that learns from all clients' training rows",
+        description="pooled: clients of one network share one that learns from all clients' training rows; own-...: a "
+        "model of scikit-learn for each client, fitted to its own rows",
     )
     modules: list[str] = Field(
         [], description="kept by a run: folders that hold the user's modules that its recipe names"

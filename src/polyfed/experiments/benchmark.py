@@ -24,8 +24,9 @@ from polyfed.engine.arguments import list_of
 from polyfed.engine.run_folder import lock_folder
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
-from polyfed.experiments.controls import pooled, runs_alone
+from polyfed.experiments.controls import own, pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.own_rows import OWN
 from polyfed.experiments.planned_runs import Report, check_planned_runs, data_checksum, plan, run_planned
 from polyfed.experiments.sweep import sweep
 from polyfed.loggers.base import Logger
@@ -166,7 +167,8 @@ class _Setting:
         methods = self.protocol.methods_of(self.name)
         alone = [self._row_name(method, alone=True) for method in methods if self._runs_alone(method)]
         pooled_rows = ["pooled", "pooled-shares", "pooled-tuned"] if "pooled" in self.protocol.controls else []
-        return {*map(self._row_name, (_LOCAL, *methods)), *alone, *pooled_rows}
+        own_rows = OWN if "own" in self.protocol.controls else ()
+        return {*map(self._row_name, (_LOCAL, *methods)), *alone, *own_rows, *pooled_rows}
 
     def _runs_alone(self, method: str) -> bool:
         """Whether the suite has a row of a method alone.
@@ -262,6 +264,8 @@ class _Setting:
                 chosen = tuned.chosen
             recipe = self._recipe_of(chosen, method)
             rows.append(recipe.choose_alone(method) if alone else recipe.choose(method))
+            if method == _LOCAL and "own" in self.protocol.controls:
+                rows += own(recipe, data.source(recipe))
             if method == _LOCAL and "pooled" in self.protocol.controls:
                 rows.append(pooled(recipe))
         planned = plan(rows, self.protocol.seeds_of(self.name), self.request.out / self.name)

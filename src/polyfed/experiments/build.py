@@ -26,6 +26,7 @@ from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.experiments.held_out import with_numbers
+from polyfed.experiments.own_rows import own_rows
 from polyfed.experiments.pooled import pool
 from polyfed.experiments.pretraining import pretrain
 from polyfed.models.zoo import build
@@ -73,6 +74,8 @@ def build_federation(
     rows: Sequence[ClientData] = federated.clients
     if recipe.run.control == "pooled":
         method, rows, wrap = pool(recipe, federated.clients, federated.classes)
+    elif recipe.run.control is not None:
+        method = own_rows(recipe, federated, prepare)
     names, builders = _networks(recipe, federated, auxiliary_candidates(method))
     plugins = recipe.build_plugins()
     if recipe.pretraining.epochs:

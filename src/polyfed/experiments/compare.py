@@ -63,7 +63,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         device, workers, executor, preset: as for `run`.
         target: an accuracy, 0.6 or "60 %": also give the rounds, bytes and seconds that it took.
         controls: also run what says how much of a method's gain needs the other clients: every method alone,
-            and training on all clients' rows (`polyfed.experiments.controls`).
+            other models on each client's own rows, and training on all clients' rows (`polyfed.experiments.controls`).
 
     Raises:
         ConfigError: the request is wrong; nothing has been written.
@@ -87,7 +87,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     if not any(one.method.name == "local" for one in chosen.values()):
         chosen = {"local": base.choose("local"), **chosen}
     if controls:
-        chosen |= controls_of(base, chosen)
+        chosen |= controls_of(base, chosen, data.source(base.with_run(seed=seeds[0])))
     _check_names(chosen)
     unique_seeds = list(dict.fromkeys(seeds))
     planned = plan(chosen.values(), unique_seeds, folder)

@@ -2,6 +2,7 @@
 
 NAME-alone        the method with every client a federation of its own (`polyfed.alone`), if it sends anything
                   and is no control itself (`Method.is_control`)
+own-...           a model of scikit-learn for each client, fitted to its own rows (`polyfed.experiments.own_rows`)
 pooled            each network trained on the training rows of all clients (`polyfed.experiments.pooled`); its run also
                   gives the rows pooled-shares and pooled-tuned (`polyfed.report.run_records.rows_of_pooled`)
 """
@@ -12,24 +13,26 @@ from collections.abc import Mapping
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Privacy
+from polyfed.data.dataset import DatasetSource
 from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
+from polyfed.experiments.own_rows import rows_of_data
 from polyfed.plugins.settings import Availability, Devices, RobustAggregation
 
-__all__ = ["controls_of", "pooled", "runs_alone"]
+__all__ = ["controls_of", "own", "pooled", "runs_alone"]
 
 
-def controls_of(base: Recipe, chosen: Mapping[str, Recipe]) -> dict[str, Recipe]:
+def controls_of(base: Recipe, chosen: Mapping[str, Recipe], source: DatasetSource) -> dict[str, Recipe]:
     """The controls of the methods that are compared, by name.
 
     Args:
-        base: what they were chosen of. chosen: name -> recipe, as `Recipe.choose` gives it.
+        base: what they were chosen of. chosen: name -> recipe, as `Recipe.choose` gives it. source: the recipe's data.
 
     Raises:
         ConfigError: a control cannot be made of these settings.
     """
     controls = {f"{name}-alone": base.choose_alone(name) for name, one in chosen.items() if runs_alone(one)}
-    controls["pooled"] = pooled(base)
+    controls |= {recipe.name: recipe for recipe in (*own(base, source), pooled(base))}
     taken = {one.name for one in chosen.values()}
     return {recipe.name: recipe for recipe in controls.values() if recipe.name not in taken}
 
@@ -44,12 +47,26 @@ def runs_alone(chosen: Recipe) -> bool:
     return not chosen.method.alone and not is_personal and not method.is_control and has_upload(method)
 
 
+def own(base: Recipe, source: DatasetSource) -> list[Recipe]:
+    """Each of the models of scikit-learn that there are for such data, on clients' own rows.
+
+    Raises:
+        ConfigError: some clients are hostile, or are held out.
+    """
+    return [_plain(base, control) for control in rows_of_data(source)]
+
+
 def pooled(base: Recipe) -> Recipe:
     """Plain training on the rows of all, by all clients, whatever else the recipe says of them.
 
     Raises:
-        ConfigError: some clients are hostile, who would spoil the rows of all.
+        ConfigError: some clients are hostile, who would spoil the rows of all; or are held out.
     """
+    return _plain(base, "pooled")
+
+
+def _plain(base: Recipe, control: str) -> Recipe:
+    """A control in which all clients take part, and nothing else happens."""
     if base.adversaries.effective():
         raise ConfigError(
             "controls: expected no [adversaries], whose wrong labels would be among the rows of all, got one"
@@ -73,4 +90,4 @@ def pooled(base: Recipe) -> Recipe:
         "robust_aggregation": RobustAggregation(),
         "devices": Devices(),
     }
-    return local.model_copy(update=plain).with_run(label="pooled", control="pooled")
+    return local.model_copy(update=plain).with_run(label=control, control=control)

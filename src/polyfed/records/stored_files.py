@@ -19,7 +19,7 @@ class RunSection(Record):
     preset_note: IfPresent[Text] = Field(None, description="how they make the experiment smaller")
     overrides: list[Text] = Field([], description="what `--set` changed: `training.rounds=5`")
     label: IfPresent[Text] = Field(None, description="the variant's name")
-    control: IfPresent[Text] = Field(None, description="what the run is a control for: pooled")
+    control: IfPresent[Text] = Field(None, description="what the run is a control for: pooled, own-...")
     client_names: list[Text] = Field([], description="what the clients are called, in the order of their numbers")
 
 

@@ -143,9 +143,9 @@ def worth_of(found: Sequence[SettingResult]) -> NotedTable:
     about = (
         "The best row of each kind is picked by its mean validation score over the scored seeds, never by test; beside "
         "its name its mean test score, in brackets of how many rows it was picked. Federated: methods that send. "
-        "Without the others: Local, also tuned, methods with every client a federation of its own, and "
-        "controls that make no use of what is sent. Pooled: networks trained on the rows of all clients. Differences "
-        "are paired by seed, with 95 % intervals."
+        "Without the others: Local, also tuned, other models on each client's own rows, methods with every client a "
+        "federation of its own, and controls that make no use of what is sent. Pooled: networks trained on the rows of "
+        "all clients. Differences are paired by seed, with 95 % intervals."
     )
     if set(closed) != {NOT_KNOWN}:
         about += " The closed form, a linear model on common random features, stands apart."

@@ -26,7 +26,11 @@ from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.statistics import Estimate, finite, mean_of, resplit_ratio
 
-CONTROLS = ("", "targets", "alone", "pooled", "pooled-shares", "pooled-tuned")  # in the order of rows
+# in the order of rows
+CONTROLS = (
+    *("", "targets", "alone", "own-linear", "own-boosting", "own-forest"),
+    *("pooled", "pooled-shares", "pooled-tuned"),
+)
 METRICS = ("{score}", "validation", "{score}_best_by_validation", "bytes_up", "bytes_down", "processor_seconds")
 Seed = Annotated[str, Field(pattern=r"^\d+$")]
 

@@ -91,7 +91,7 @@ class RunRecord:
 
     @property
     def control(self) -> str:
-        """What the run is a control for: "alone", "pooled" (`rows_of_pooled`); "" for a method's own run."""
+        """What the run is a control for: "alone", "own-...", "pooled" (`rows_of_pooled`); "" for a method's own run."""
         return "alone" if self.recipe.method.get("alone") else self.recipe.run.control or ""
 
     @property

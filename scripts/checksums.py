@@ -44,6 +44,7 @@ ONE_NETWORK = ('models.architectures=["digits-cnn4"]',)
 ONE = (
     "ditto",
     "fedlora",
+    "fedrod",
     "fedrolex",
     "fjord",
     "heterofl",

@@ -273,6 +273,8 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     stored = tomllib.loads(Path("all/pooled/seed-0/recipe.toml").read_text())
     assert stored["run"]["control"] == "pooled"
     result = json.loads(Path("all/pooled/seed-0/result.json").read_text())
+    kept = {name: Path(f"all/{name}/seed-0/models").exists() for name in ("own-linear", "pooled")}
+    assert kept == {"own-linear": False, "pooled": True}, "a network that nobody trained predicts nothing"
     scores = {row["name"]: float(row["accuracy"]) for row in rows}
     assert scores["pooled"] == result["accuracy"]
     for kind, summary in result["accuracy_by_predictor"]["personal"].items():

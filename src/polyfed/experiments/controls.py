@@ -53,7 +53,8 @@ def own(base: Recipe, source: DatasetSource) -> list[Recipe]:
     Raises:
         ConfigError: some clients are hostile, or are held out.
     """
-    return [_plain(base, control) for control in rows_of_data(source)]
+    # no weights are kept, as those are of networks that nobody trained
+    return [_plain(base, control).with_run(keep="nothing") for control in rows_of_data(source)]
 
 
 def pooled(base: Recipe) -> Recipe:

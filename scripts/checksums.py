@@ -52,7 +52,8 @@ ONE = (
     "scalefl",
 )  # of one network
 BY_LAYER = (  # methods that average layer by layer unless told otherwise
-    "feddpa", "fedfomo", "fedgen", "fednova", "fedopt", "fedprox", "fedrep", "fedselect", "incoavg", "moon", "scaffold",
+    "feddpa", "fedfomo", "fedgen", "fednova", "fedopt", "fedprox", "fedrep", "fedselect", "incoavg", "knn-per", "moon",
+    "scaffold",
 )  # fmt: skip
 
 

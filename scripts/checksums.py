@@ -46,13 +46,12 @@ ONE = (
     "fedlora",
     "fedrod",
     "fedrolex",
-    "fjord",
     "heterofl",
     "inclusivefl",
     "scalefl",
 )  # of one network
 BY_LAYER = (  # methods that average layer by layer unless told otherwise
-    "feddpa", "fedfomo", "fedgen", "fednova", "fedopt", "fedprox", "fedrep", "fedselect", "incoavg", "knn-per", "moon",
+    "feddpa", "fedfomo", "fedgen", "fednova", "fedprox", "fedrep", "fedselect", "incoavg", "knn-per", "moon",
     "scaffold",
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ from polyfed.engine.operation_counter import (
     training_memory,
     training_operations,
 )
-from polyfed.methods import FedHeNN, FjORD
+from polyfed.methods import FedHeNN, ScaleFL
 from polyfed.testing import ConformanceKit
 
 
@@ -83,7 +83,7 @@ def exactly(method: Method, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
     return found
 
 
-@pytest.mark.parametrize("method", [FedHeNN(alignment_data={"size": 8, "every": 3}), FjORD()], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [FedHeNN(alignment_data={"size": 8, "every": 3}), ScaleFL()], ids=lambda m: m.name)
 def test_what_is_told_beforehand_is_what_training_does(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     found = exactly(method, monkeypatch)
     assert len(found) == 12

@@ -41,6 +41,7 @@ OTHER_METHODS = {
     "fedfree",
     "fedktl",
     "fedkwaz",
+    "fedmrl",
     "per-fedavg",
     "pfedla",
 }  # of theirs

@@ -10,7 +10,7 @@ import pytest
 
 import polyfed as pf
 from polyfed.config.recipe import Recipe
-from polyfed.methods import FedHeNN, FedIN, FedOpt
+from polyfed.methods import FedHeNN, FedIN
 from polyfed.registry import METHODS
 from tests.helpers.refusals import refusal
 
@@ -20,7 +20,6 @@ HYPERPARAMETERS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
         {"num_pairs": 3, "exchange_features": False},
         "num_pairs = 3 does nothing beside exchange_features = false; set exchange_features to true",
     ),
-    (FedOpt, {"server_optimizer": "none", "tau": 0.1}, "tau = 0.1 does nothing beside server_optimizer = 'none'"),
     (FedHeNN, {"kernel": {"width": 2.0}}, "width = 2.0 does nothing beside similarity = 'linear'; set"),
 ]
 

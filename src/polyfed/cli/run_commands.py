@@ -231,7 +231,7 @@ def benchmark(
     \b
     polyfed benchmark suites/digits
     polyfed benchmark suites/small --settings cifar10-few --results results/small
-    polyfed benchmark suites/digits --methods fedorgp
+    polyfed benchmark suites/digits --methods fedrep
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments.benchmark import benchmark
     from polyfed.report.text_tables import NotedTable

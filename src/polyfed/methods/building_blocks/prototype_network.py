@@ -1,4 +1,4 @@
-"""A network at the server whose outputs are the prototypes, fitted to the clients' class means (FedTGP, FedORGP).
+"""A network at the server whose outputs are the prototypes, fitted to the clients' class means (FedTGP).
 
 P = W_2 relu(W_1 E + b_1) + b_2, row by row; E has one row per class and is trained, too. Its weights are "network" in
 the server's state.

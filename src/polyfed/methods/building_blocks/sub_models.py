@@ -1,4 +1,4 @@
-"""One network w, which the server keeps and of which clients train parts (HeteroFL, FedRolex, FjORD, ScaleFL).
+"""One network w, which the server keeps and of which clients train parts (HeteroFL, FedRolex, ScaleFL).
 
 In the server's state: "model", all of w but the statistics of its BatchNorm (`static_batchnorm`).
 """

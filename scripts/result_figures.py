@@ -47,8 +47,8 @@ def unlike_own_data() -> None:
 
 
 def sizes() -> None:
-    """Every row's gain over Local against the training rows that a client has."""
-    by_size = {one.recipe["data"]["max_train_per_client"]: one for one in settings("sizes").values()}
+    """Every row's gain over Local against the labeled rows that a client has, for training and for validation."""
+    by_size = {one.rows_per_client("training", "validation") or 0.0: one for one in settings("sizes").values()}
     about = "Mean over seeds; whiskers: 95 % intervals, from three seeds on."
     figure, axes = empty_figure("When does federation pay? CIFAR-10, ten clients", about)
     rows = sorted(by_size)
@@ -58,8 +58,10 @@ def sizes() -> None:
         )
         for at, name in enumerate(OVER_SIZES)
     ]
-    axes.set(xscale="log", xlabel="training rows per client", ylabel="over Local [percentage points]")
-    axes.set_xticks(rows, [str(one) for one in rows])
+    axes.set(
+        xscale="log", xlabel="labeled rows per client, of them for training", ylabel="over Local [percentage points]"
+    )
+    axes.set_xticks(rows, [f"{one:.0f}\n({by_size[one].rows_per_client('training'):.0f})" for one in rows])
     axes.minorticks_off()
     legend(axes, handles, OVER_SIZES)
     figure.savefig(RESULTS / "sizes.png", **SHEET)

@@ -186,7 +186,8 @@ def _page_of_suite(suite: str) -> str:
     protocol = Protocol.load(ROOT / "suites" / suite)
     folder = RESULTS / f"benchmark-{suite}"
     found = settings(suite)
-    page = benchmark_page(protocol.title, list(found.values()), list(protocol.settings), protocol.primary)
+    named = list(protocol.settings)
+    page = benchmark_page(protocol.title, list(found.values()), named, protocol.primary, protocol.seen_before)
     title, _, rest = page.partition("\n")
     files = " · ".join(f"[{name}]({folder.name}/{name}.json)" for name in found)
     command = f"    polyfed benchmark suites/{suite} --results docs/results/{folder.name}"

@@ -110,6 +110,9 @@ def test_what_was_chosen_is_scored_on_other_seeds(done: Benchmark) -> None:
         assert all(set(row.figures["accuracy"]) == seeds for row in setting.rows)
         for method, tuned in tuning_of(setting).items():
             for run in results_of(done.folder / setting.setting / method).values():
+                clients = run["clients_table"]
+                counted = [sum(one[f"{part}samples"] for one in clients) for part in ("", "validation_", "test_")]
+                assert list(setting.client_rows[str(run["seed"])].values()) == counted
                 assert tuned.chosen.items() <= run["hyperparameters"].items()
                 row = row_of(setting, method)
                 for metric, by_seed in row.figures.items():

@@ -52,6 +52,39 @@ def test_a_table_by_hand() -> None:
     ) in page
 
 
+def test_what_rows_are_counted_and_which_runs_the_limit_has_ended() -> None:
+    local, above = row("local", LOCAL), row("above", ABOVE)
+    local["figures"]["rounds"] = {"0": 2, "1": 1, "2": 2}
+    above["figures"]["rounds"] = {"0": 1, "1": 1, "2": 1}
+    counts = {"training": 240, "validation": 60, "test": 90}
+    further = {"rounds": 2, "client_rows": {"0": counts, "1": counts | {"validation": 66, "test": 96}}}
+    patient = made([local, above], recipe={"evaluation": {"patience": 5}}, **further)
+    page = to_markdown("Limit", [patient])
+    assert (
+        "Rows per client, on average: 101 labeled, of them 80 for training and 21 for validation; 31 for tests." in page
+    )
+    assert ["2 of 3" in line for name in ("local", "above") for line in lines(page, name)[-1:]] == [True, False]
+    assert "At the limit: how many runs 2 rounds have ended before validation did." in page
+    endless = to_markdown("All", [made([local, above], recipe={})])
+    assert "at the limit" not in endless
+    assert "Validation ends no run: all have all rounds." in endless
+    assert "Rows per client" not in endless, "not recorded"
+
+
+def test_what_had_been_seen_before_stands_at_the_top() -> None:
+    page = to_markdown("Two", [setting("one", "accuracy")], seen_before="seeds 0 to 2")
+    assert page.startswith("# Two\n\nSeen before the runs: seeds 0 to 2\n\n")
+
+
+def test_intervals_and_p_values_of_rows_that_are_split_anew_are_wider() -> None:
+    """By hand: gains of 10, 12 and 14 points have a deviation of 2."""
+    rows = [row("local", (0.50, 0.50, 0.50)), row("above", (0.60, 0.62, 0.64))]
+    one = made(rows, recipe={"data": {"split": "6:2:4"}})
+    assert one.gain("above").margin == pytest.approx(4.3027 * 0.02 * (1 / 3 + 1 / 2) ** 0.5, rel=1e-4)
+    assert "is taken as s^2 (1/n + 0.50)" in to_markdown("Anew", [one])
+    assert "(1/n" not in to_markdown("Given", [made(rows, recipe={"data": {"split": "official:8:2"}})])
+
+
 def test_the_lowest_error_is_the_best() -> None:
     page = to_markdown("Errors", [setting("one", "rmse")])
     assert "| method | RMSE |" in page

@@ -77,6 +77,7 @@ class Protocol(_Table):
         seeds: those that are scored. tuning_seeds: those of the trials, none of them scored.
         controls: which controls of `polyfed compare --controls` run, too.
         primary: pairs of rows, the upper and the lower one: these differences are tested, all others described.
+        seen_before: which of these settings and seeds had been seen when the protocol was written, and what of them.
         alone_of: the methods that also run alone, with "alone" among the controls; default: all that send anything.
         tune_alone: methods that are tuned alone, too, over the same values; others have alone what was chosen together.
         widen: where the value chosen is the first or last of its numbers, one more beyond it is tried, once.
@@ -92,6 +93,7 @@ class Protocol(_Table):
     tuning_seeds: Annotated[list[Seed], Once] = Field(default_factory=list)
     controls: Annotated[list[ControlKind], Once] = Field(default_factory=list)
     primary: Annotated[list[Pair], Once] = Field(default_factory=list)
+    seen_before: Annotated[str, Field(min_length=1)] | None = None
     alone_of: Names | None = None
     tune_alone: Names | None = None
     widen: bool = False

@@ -122,7 +122,7 @@ def result_of(setup: Setup, records: Sequence[Mapping[str, Any]]) -> dict[str, A
     parameters = {} if setup.clients_are_elsewhere else trained_counts(setup.model_factory, setup.clients)
     for client in setup.clients:
         member = {"id": client.id, "architecture": client.architecture, "samples": client.n}
-        member["test_samples"] = len(client.data.test)
+        member |= {"validation_samples": len(client.data.validation), "test_samples": len(client.data.test)}
         if not setup.clients_are_elsewhere:
             member |= {"parameters": parameters[client.architecture], "labels": client.data.train.counts()}
             member |= {"class_names": list(client.class_names)} if client.class_names else {}

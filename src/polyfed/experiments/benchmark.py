@@ -137,7 +137,9 @@ class _Request:
     def write_page(self) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
         """See `polyfed.report.benchmark_page.write_page`; of the figures as they are, with those of other processes."""
         with lock_folder(self.figures, waits=True):
-            return write_page(self.figures, self.protocol.title, list(self.protocol.settings), self.protocol.primary)
+            protocol = self.protocol
+            settings = list(protocol.settings)
+            return write_page(self.figures, protocol.title, settings, protocol.primary, protocol.seen_before)
 
 
 class _Setting:

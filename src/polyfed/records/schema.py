@@ -272,6 +272,7 @@ class ClientRow(ScoredRecord):
     id: Count = Field(description="number of the client")
     architecture: Text = Field(description="architecture of its network")
     samples: Count = Field(description="number of training samples")
+    validation_samples: IfPresent[Count] = Field(None, description="number of validation samples")
     test_samples: IfPresent[Count] = Field(None, description="number of test samples")
     parameters: IfPresent[Count] = Field(None, description="number of trained parameters of its own network")
     labels: IfPresent[dict[str, Count]] = Field(

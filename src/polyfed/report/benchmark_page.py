@@ -18,7 +18,7 @@ from polyfed.escaping import markdown_text
 from polyfed.records.main_score import MainScore
 from polyfed.records.read import flat_table
 from polyfed.report.atomic_files import write_whole
-from polyfed.report.benchmark_results import RowResult, SettingResult, read_results
+from polyfed.report.benchmark_results import PARTS, RowResult, SettingResult, read_results
 from polyfed.report.run_records import format_setting
 from polyfed.report.statistics import LEVEL, Estimate, about_resplit, holm, mean_of, sum_of
 from polyfed.report.text_tables import (
@@ -43,12 +43,13 @@ Pairs = Sequence[Sequence[str]]  # each the upper and the lower row of a differe
 
 
 def write_page(
-    folder: Path, title: str, settings: Sequence[str], primary: Pairs = ()
+    folder: Path, title: str, settings: Sequence[str], primary: Pairs = (), seen_before: str | None = None
 ) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
     """Make the page of the figures that a folder has; none where it has none.
 
     Args:
         settings: of the suite; the page names those without figures. primary: pairs of rows that are tested.
+        seen_before: what was known of these settings and seeds when the protocol was written.
 
     Returns:
         The figures, and the files that were written.
@@ -56,13 +57,21 @@ def write_page(
     found = read_results(folder, settings)
     if not found:
         return (), ()
-    page = to_markdown(title, found, settings, primary)
+    page = to_markdown(title, found, settings, primary, seen_before)
     return tuple(found), (write_whole(folder / PAGE, page.encode()),)
 
 
-def to_markdown(title: str, found: Sequence[SettingResult], settings: Sequence[str] = (), primary: Pairs = ()) -> str:
-    """The page. settings, primary: see `write_page`."""
+def to_markdown(
+    title: str,
+    found: Sequence[SettingResult],
+    settings: Sequence[str] = (),
+    primary: Pairs = (),
+    seen_before: str | None = None,
+) -> str:
+    """The page. settings, primary, seen_before: see `write_page`."""
     parts = [f"# {markdown_text(title)}"]
+    if seen_before:
+        parts.append(markdown_text(f"Seen before the runs: {seen_before}"))
     if lacking := sorted(set(settings) - {one.setting for one in found}, key=settings.index):
         parts.append(f"Not begun: {markdown_text(', '.join(lacking))}.")
     parts += ["## What the others' data are worth", worth_of(found).to_markdown()]
@@ -145,7 +154,9 @@ def worth_of(found: Sequence[SettingResult]) -> NotedTable:
         "its name its mean test score, in brackets of how many rows it was picked. Federated: methods that send. "
         "Without the others: Local, also tuned, other models on each client's own rows, methods with every client a "
         "federation of its own, and controls that make no use of what is sent. Pooled: networks trained on the rows of "
-        "all clients. Differences are paired by seed, with 95 % intervals."
+        "all clients. Differences are paired by seed, with 95 % intervals. Early stopping, and methods that fit a "
+        "weight or a temperature to validation rows, have used the rows by which they are picked, so that their "
+        "validation scores are rather too high."
     )
     if set(closed) != {NOT_KNOWN}:
         about += " The closed form, a linear model on common random features, stands apart."
@@ -267,6 +278,7 @@ def _about_setting(one: SettingResult) -> Iterator[str]:
         Column("= alone", [scored(gain.mean, score, "+") for gain in alone]),
         Column("+ federated", [scored(gain.mean, score, "+") for gain in federated], italic=_in_vain(one, with_alone)),
         Column("rounds", [formatted(number, ".4g") for number in one.means("rounds")]),
+        Column("at the limit", [_at_limit(one, row) for row in one.rows]),
         Column("bytes", [size(total) for total in sent]),
         Column("processor time", [duration(seconds) for seconds in one.means("processor_seconds")]),
     ]
@@ -276,6 +288,8 @@ def _about_setting(one: SettingResult) -> Iterator[str]:
         "with evaluation.patience, of the same ones. Smallest shown: the smallest gain over Local that as many seeds "
         "of this spread would tell from zero four times in five; a smaller one cannot be excluded."
     )
+    if any(map(one.runs_at_limit, one.rows)):
+        yield f"At the limit: how many runs {one.rounds} rounds have ended before validation did."
     tuned = {row.name: row.tuning for row in one.rows if row.tuning}
     if tuned:
         tried = [_listed(tuning.tried) for tuning in tuned.values()]
@@ -283,6 +297,12 @@ def _about_setting(one: SettingResult) -> Iterator[str]:
         words = {"row": list(tuned), "tried": tried, "chosen": chosen}
         yield markdown_table([Column(heading, cells, words=True) for heading, cells in words.items()])
         yield "Chosen by validation of all that was tried."
+
+
+def _at_limit(one: SettingResult, row: RowResult) -> str:
+    """``"2 of 5"``."""
+    reached = one.runs_at_limit(row)
+    return f"{reached} of {len(row.figures['rounds'])}" if reached else NOT_KNOWN
 
 
 def _listed(values: Mapping[str, Sequence[Any]]) -> str:
@@ -298,6 +318,15 @@ def _caption(one: SettingResult) -> str:
     listed = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     parts = [f"{one.about}, {listed}.", one.main_score.of_it(f"Accuracy: {stage}, {one.scored_on}.")]
     parts += [one.changes] if one.changes else []
+    labeled = one.rows_per_client("training", "validation")
+    if labeled is not None:
+        training, validation, test = (one.rows_per_client(part) for part in PARTS)
+        parts.append(
+            f"Rows per client, on average: {labeled:.4g} labeled, of them {training:.4g} for training and "
+            f"{validation:.4g} for validation; {test:.4g} for tests."
+        )
+    if not one.recipe.get("evaluation", {}).get("patience"):
+        parts.append("Validation ends no run: all have all rounds.")
     if fewer := [f"{name} {', '.join(map(str, own))}" for name, own in one.scores.items() if len(own) < len(seeds)]:
         parts.append(f"Fewer seeds: {'; '.join(fewer)}.")
     if why := about_resplit(one.resplit):

@@ -32,6 +32,12 @@ CONTROLS = (
     *("pooled", "pooled-shares", "pooled-tuned"),
 )
 METRICS = ("{score}", "validation", "{score}_best_by_validation", "bytes_up", "bytes_down", "processor_seconds")
+Part = Literal["training", "validation", "test"]
+PARTS: dict[Part, str] = {  # of a client's rows, as a run records them
+    "training": "samples",
+    "validation": "validation_samples",
+    "test": "test_samples",
+}
 Seed = Annotated[str, Field(pattern=r"^\d+$")]
 
 
@@ -79,7 +85,8 @@ class SettingResult(Record):
         score: the metric that rows are compared by: "accuracy", or "rmse" where numbers are predicted.
         about: data, clients and rounds. scored_on: whose test data, which mean. changes: of the recipe, in words.
         rounds: planned. recipe: resolved, without method, run and the place of data.
-        data: seed -> checksum of its rows as assigned. versions: each set of versions that rows were made with.
+        data: seed -> checksum of its rows as assigned. client_rows: seed -> `PARTS` -> rows of all clients together,
+            where runs have recorded them. versions: each set of versions that rows were made with.
     """
 
     setting: Text
@@ -91,6 +98,7 @@ class SettingResult(Record):
     clients: Count
     recipe: dict[str, Any]
     data: dict[Seed, Text] = Field({})
+    client_rows: dict[Seed, dict[Part, Count]] = Field({})
     versions: list[dict[str, Any]]
     rows: list[RowResult]
 
@@ -121,6 +129,16 @@ class SettingResult(Record):
         return pd.DataFrame(lines, columns=["row", "method", "control", "metric", "seed", "value"]).astype(
             {"value": float}
         )
+
+    def rows_per_client(self, *parts: Part) -> float | None:
+        """Of these `PARTS` together, mean over clients and seeds; None where it is not known."""
+        return mean_of([sum(rows[part] for part in parts) / self.clients for rows in self.client_rows.values()])
+
+    def runs_at_limit(self, row: RowResult) -> int:
+        """How many runs of a row the limit of rounds has ended, where validation may end runs; else 0."""
+        if not self.recipe.get("evaluation", {}).get("patience"):
+            return 0
+        return sum((rounds or 0) >= self.rounds for rounds in row.figures.get("rounds", {}).values())
 
     def means(self, metric: str) -> list[float | None]:
         """A metric's mean over the seeds of each row; None where that of a seed is not known."""
@@ -210,6 +228,7 @@ def add_rows(
         if dict(run.result.versions) not in versions:
             versions.append(dict(run.result.versions))
     data = stored.data | {str(run.seed): run.data_checksum for run in runs if run.data_checksum}
+    counted = stored.client_rows | {str(run.seed): own for run in runs if (own := _client_rows(run))}
     by_name = {row.name: row for row in (*stored.rows, *rows)}
 
     def place(row: RowResult) -> tuple[int, int, str]:
@@ -218,10 +237,19 @@ def add_rows(
 
     update = {
         "data": {seed: data[seed] for seed in sorted(data, key=int)},
+        "client_rows": {seed: counted[seed] for seed in sorted(counted, key=int)},
         "versions": versions,
         "rows": sorted(by_name.values(), key=place),
     }
     write_result(stored.model_copy(update=update), folder)
+
+
+def _client_rows(run: RunRecord) -> dict[Part, int]:
+    """`PARTS` -> rows of all clients; {} where they are not recorded, or each client has those of all."""
+    table = run.result.clients_table or ()
+    if run.control.startswith("pooled") or any(row.validation_samples is None for row in table):
+        return {}
+    return {part: sum(getattr(row, key) or 0 for row in table) for part, key in PARTS.items()}
 
 
 def _without_rows(setting: str, runs: Sequence[RunRecord], recipe: Mapping[str, Any]) -> SettingResult:

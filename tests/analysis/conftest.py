@@ -17,7 +17,7 @@ SETTINGS = {
         "split": "6:1:3",
     },
     "models": {"architectures": ["digits-cnn1", "digits-cnn3"]},
-    "method": {"name": "fml"},
+    "method": {"name": "fedmrl"},
     "training": {"rounds": 1, "lr": 0.1},
     "run": {"executor": "serial"},
 }
@@ -25,15 +25,15 @@ SETTINGS = {
 
 @pytest.fixture(scope="session")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Their folder."""
+    """Their folder. FedMRL's personal network is no split model: it has no extractor of its own."""
     folder = tmp_path_factory.mktemp("analysis") / "runs"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("polyfed.experiments.compare.write_report", lambda *_, **__: [])  # tested elsewhere
-        assert not compare(Recipe.from_dict(SETTINGS), ["fml"], (0, 1), folder).failures
+        assert not compare(Recipe.from_dict(SETTINGS), ["fedmrl"], (0, 1), folder).failures
     return folder
 
 
 @pytest.fixture
 def runs(compared: Path) -> list[RunRecord]:
-    """Their records: Local's with seeds 0 and 1, then FML's."""
+    """Their records: Local's with seeds 0 and 1, then FedMRL's."""
     return sorted(load_runs(compared), key=lambda run: (run.method != "local", run.seed))

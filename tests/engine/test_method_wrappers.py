@@ -23,7 +23,7 @@ from polyfed.core.settings import AdapterSettings, Evaluation, Personalization, 
 from polyfed.engine.federation import Federation
 from polyfed.engine.method_wrappers import adapted, alone, personalized
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.methods import FD, FML, MOON, ClosedForm, FedAvg, FedGH, FedProto, FedSA, FedTGP, Local
+from polyfed.methods import FD, MOON, ClosedForm, FedAvg, FedGH, FedMRL, FedProto, FedSA, FedTGP, Local
 from polyfed.models.adapt import split
 from polyfed.plugins.settings import Devices, RobustAggregation
 from polyfed.testing import fixtures as worlds
@@ -269,7 +269,7 @@ def test_local_with_adapters_is_local_training_of_them():
 
 
 def test_methods_that_send_or_make_networks_are_refused():
-    for method in (FedAvg(), MOON(), FML()):
+    for method in (FedAvg(), MOON(), FedMRL()):
         with pytest.raises(ConfigError, match=r"neither sends nor makes networks.*fedlora averages adapters"):
             adapted(method, TWO)
 

@@ -41,7 +41,6 @@ OTHER_METHODS = {
     "fedfree",
     "fedktl",
     "fedkwaz",
-    "fedmrl",
     "per-fedavg",
     "pfedla",
 }  # of theirs

@@ -1,4 +1,6 @@
-"""Shared code of FML, FedKD and Ditto: clients train their own network and an auxiliary model, which is averaged."""
+"""Shared code of FML, FedKD, FedMRL and Ditto: clients train their own network and an auxiliary model, which is
+averaged.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from polyfed.report.text_tables import Column, markdown_table
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 FOLDER = RESULTS / "tables"
-SUITES = ("worth", "small", "sizes", "longer", "papers")
+SUITES = ("rows", "worth", "small", "sizes", "longer", "papers")
 EXPLAINED_ONCE = ("accuracy in % after", "by ...:", "two seeds:", "beside the paper:", "scaled down:")  # notes
 READING = "[How to read the tables](../tables.md#how-to-read-the-tables)"
 HOW_TO_READ = """\

@@ -1,4 +1,4 @@
-"""How small may FedHeNN's kernel message be? The mean kernel's factor at several ranks and precisions.
+"""How small may FedHeNN's kernel message be? The mean kernel's factor at several ranks.
 
     python examples/kernel_messages.py runs/reference/local/seed-0 --images 1000
 
@@ -7,9 +7,8 @@ side, 1000 by default, stand for the common inputs. For each factor F of the cli
 
     bytes      of the message that carries F; K_bar itself is 4 L^2
     tau        the part of K_bar's norm that F leaves out
-    bound      sqrt(2 - 2 sqrt(1 - tau^2)): no client's CKA can be off by more, before rounding
-    error      max over the clients of |CKA(K_i, F F^T) - CKA(K_i, K_bar)|, F as it arrives
-    rounding   the same between F as it arrives and F in float32
+    bound      sqrt(2 - 2 sqrt(1 - tau^2)): no client's CKA can be off by more
+    error      max over the clients of |CKA(K_i, F F^T) - CKA(K_i, K_bar)|
 
 CKA(K_i, K_bar) is computed from whole L x L kernels in float64 (at L = 5000 they take 1 GB and some minutes).
 """
@@ -21,14 +20,12 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
 
 import torch
 from _common import finished_run, representations_of
 from torch import Tensor
 
 from polyfed.functional.centering import center
-from polyfed.functional.compression import Precision, dequantize_columns, quantize_columns
 from polyfed.functional.kernels import Factor, MeanKernelFactor, cka
 
 
@@ -38,12 +35,10 @@ class Row:
 
     rank: int
     exact: bool
-    precision: str
     bytes: int
     tau: float
     bound: float
     error: float
-    rounding: float
 
 
 def exact_ckas(views: list[Tensor], norm: str) -> Tensor:
@@ -61,7 +56,7 @@ def exact_ckas(views: list[Tensor], norm: str) -> Tensor:
 
 
 def table(views: list[Tensor], ranks: list[int], norm: str) -> list[Row]:
-    """A row for every rank and precision; of an exact factor, whatever the rank asked for, only once."""
+    """A row for every rank; of an exact factor, whatever the rank asked for, only once."""
     expected_N = exact_ckas(views, norm)
     factors: dict[int, Factor] = {}
     for rank in ranks:
@@ -73,25 +68,9 @@ def table(views: list[Tensor], ranks: list[int], norm: str) -> list[Row]:
     rows = []
     for factor in factors.values():
         bound = math.sqrt(2 - 2 * math.sqrt(1 - factor.truncation_error**2))
-        sent_N = {
-            precision: ckas(views, dequantize_columns(quantize_columns(factor.matrix, precision)))
-            for precision in get_args(Precision)
-        }
-        for precision, ckas_N in sent_N.items():
-            size = sum(t.nbytes for t in quantize_columns(factor.matrix, precision).values())
-            error, rounding = (float((ckas_N - other_N).abs().max()) for other_N in (expected_N, sent_N["float32"]))
-            rows.append(
-                Row(
-                    factor.rank,
-                    factor.truncation_error == 0,
-                    precision,
-                    size,
-                    factor.truncation_error,
-                    bound,
-                    error,
-                    rounding,
-                )
-            )
+        error = float((ckas(views, factor.matrix) - expected_N).abs().max())
+        tau = factor.truncation_error
+        rows.append(Row(factor.rank, tau == 0, factor.matrix.nbytes, tau, bound, error))
     return rows
 
 
@@ -118,13 +97,10 @@ def main() -> None:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
     print(f"{run}: L = {len(views[0])}, {len(views)} clients, {sum(view.shape[1] for view in views)} columns in all")
-    print(
-        f"{'rank':>10s}  {'precision':9s}  {'bytes':>10s}  {'tau':>7s}  {'bound':>7s}  {'error':>7s}  {'rounding':>8s}"
-    )
+    print(f"{'rank':>10s}  {'bytes':>10s}  {'tau':>7s}  {'bound':>7s}  {'error':>7s}")
     for row in rows:
         shown = f"{row.rank} exact" if row.exact else f"{row.rank}"
-        figures = f"{row.tau:7.1e}  {row.bound:7.1e}  {row.error:7.1e}  {row.rounding:8.1e}"
-        print(f"{shown:>10s}  {row.precision:9s}  {row.bytes:10d}  {figures}")
+        print(f"{shown:>10s}  {row.bytes:10d}  {row.tau:7.1e}  {row.bound:7.1e}  {row.error:7.1e}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import (
     FedAvg,
     FedFomo,
-    FedHeNN,
     FedIN,
     FedLoRA,
     FedProto,
@@ -98,7 +97,6 @@ KERNELS = {"uploads": "kernels", "alignment_data": {"fixed": True, "size": 8}}
     [
         (FedFomo(), BOUND, "privacy: expected uploads that can be clipped, got fedfomo, which sends 'model': whole"),
         (FedLoRA(), BOUND, "got fedlora, which sends 'adapters': factors A that the client drew.*method.aggregation"),
-        (FedHeNN(**KERNELS, kernel={"precision": "int8"}), BOUND, "sends 'kernel': numbers packed as int8"),
         (FedFomo(), {"robust_aggregation": MEDIAN}, "robust_aggregation.aggregator: expected .* got fedfomo"),
         (FedProto(), {"robust_aggregation": MEDIAN}, "expected 'geometric_median', .* got 'median'"),
         (FedAvg(), {"adversaries": Adversaries(label_flip_fraction=0.5, sign_flip_fraction=0.5)}, "at least one of"),

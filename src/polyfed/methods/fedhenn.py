@@ -19,8 +19,8 @@ RAD runs in eval mode, without dropout and with BatchNorm's running statistics. 
 authors' code; the paper leaves it open. (7) Phi is everything before the last layer, as in the paper. In the authors'
 code for images, cross entropy uses the last hidden layer, and CKA the log-softmax of the last one, after dropout. The
 distance is 1 - CKA, as there, with the centering that eq. 4 leaves out. (8) Weight decay applies to all weights; the
-authors' code spares biases. (9) Clients have equal weights w_j = 1 / N. (10) Kernel uploads, precisions, transports and
-the gradient in chunks are not in the paper.
+authors' code spares biases. (9) Clients have equal weights w_j = 1 / N. (10) Kernel uploads, transports and the
+gradient in chunks are not in the paper.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ from pydantic import model_validator
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_group
+from polyfed.core.message import Group, Message, get_tensor
 from polyfed.core.method import Batch, Context, TrainingResult, follows_device, hyperparameters, table
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import own_network
-from polyfed.functional.compression import dequantize_columns
-from polyfed.functional.device_copies import move_group
+from polyfed.errors import RunError
 from polyfed.functional.kernel_similarity import kernel_distance
 from polyfed.functional.losses import task_loss
 from polyfed.functional.modes import eval_mode
 from polyfed.methods.building_blocks.alignment_data import ACKNOWLEDGMENT
 from polyfed.methods.building_blocks.kernel_alignment import KernelAlignment
-from polyfed.methods.building_blocks.mean_kernel import MeanKernel, representation_form
+from polyfed.methods.building_blocks.mean_kernel import REPRESENTATION, MeanKernel
 
 
 @hyperparameters
@@ -76,7 +75,10 @@ class FedHeNN(KernelAlignment):
             return {}
         if "factor" not in message:
             return {"rad": rad}
-        return {"rad": rad, "target": dequantize_columns(move_group(get_group(message, "factor"), rad.device))}
+        f_Lr = get_tensor(message, "factor")
+        if f_Lr.dim() != 2 or len(f_Lr) != len(rad):
+            raise RunError(f"expected a factor of {len(rad)} rows, got shape {tuple(f_Lr.shape)}")
+        return {"rad": rad, "target": f_Lr.to(rad.device)}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         message: dict[str, Tensor | Group] = {**self.alignment_data.acknowledge(client)}
@@ -119,7 +121,7 @@ class FedHeNN(KernelAlignment):
 
     # declared -------------------------------------------------------------------------------------------------
     staleness_weighting = "alike"
-    upload_form = {"model": own_network, "kernel": representation_form, "rad_draw": ACKNOWLEDGMENT}
+    upload_form = {"model": own_network, "kernel": REPRESENTATION, "rad_draw": ACKNOWLEDGMENT}
     delta_entries = ("model",)
 
     @property
@@ -130,7 +132,4 @@ class FedHeNN(KernelAlignment):
     def fixed_entries(self) -> Mapping[str, str]:
         if self.uploads == "weights":
             return {"model": "whole weights, of which none are sent down"}
-        precision = self.kernel.precision
-        if precision != "float32":
-            return {"kernel": f"numbers packed as {precision}; use method.kernel.precision = 'float32'"}
         return {}

@@ -140,8 +140,6 @@ def flip_signs(message: Message, client: Client, method: Method, received: Messa
         return start - scale * (tensor - start)
 
     def of_group(entry: str, group: Group) -> dict[str, Tensor]:
-        if group.keys() == {"values", "scale"}:  # see `functional.compression.quantize_columns`: no scale is negative
-            return {**group, "values": -group["values"]}
         base = base_tensors(method, entry, group, received)
         return {name: opposite(name, tensor, base) for name, tensor in group.items()}
 

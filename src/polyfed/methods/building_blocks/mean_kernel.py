@@ -18,13 +18,11 @@ from torch import Tensor
 
 from polyfed.core import inference
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_group, get_tensor
+from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import hyperparameters
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import Entry, Members, UploadContext
+from polyfed.core.upload_forms import Entry
 from polyfed.errors import RunError
-from polyfed.functional.compression import Precision, dequantize_columns, quantize_columns
-from polyfed.functional.device_copies import move_group
 from polyfed.functional.kernel_similarity import nystroem_features
 from polyfed.functional.kernels import MeanKernelFactor
 from polyfed.validation.effect import ActsWith
@@ -34,11 +32,8 @@ EXACT_RANK = 256  # columns up to which the factor is exact
 LANDMARKS = 256  # RBF: Nystroem rows per client in the factor; with L or more it is exact
 
 
-def representation_form(known: UploadContext, name: str) -> Members:
-    """A_k on the RAD as an upload may hold it: what `quantize_columns` writes."""
-    rows = len(get_tensor(known.server.state, "rad"))
-    types = (torch.float32, torch.float16, torch.int8)
-    return Members({"values": (Entry((rows, "D"), types),), "scale": (Entry(), Entry(("D",)))}, whole=False)
+# A_k on the RAD as an upload may hold it
+REPRESENTATION = Entry((lambda known: len(get_tensor(known.server.state, "rad")), "D"))
 
 
 @hyperparameters
@@ -53,7 +48,6 @@ class MeanKernel:
     # target of a control: the client's "own" kernel, or the mean one with its rows "permuted" anew in each round
     control: Literal["none", "own", "permuted"] = "none"
     rank: Annotated[int, Field(ge=1)] = 128  # columns of F, if the exact factor has more than 256
-    precision: Precision = "float32"  # numbers of F, and of A_k with uploads = "kernels"
 
     # server ------------------------------------------------------------------------------------------------
     def average(self, server: Server, selected: Sequence[int], of_weights: bool) -> None:
@@ -89,14 +83,14 @@ class MeanKernel:
         f_Lr = factor.matrix
         if self.control == "permuted":
             f_Lr = f_Lr[torch.randperm(len(f_Lr), generator=server.generator("permuted"))]
-        server.state[name] = quantize_columns(f_Lr, self.precision)
+        server.state[name] = f_Lr.float()
         # part of K_bar that is left out
         server.log["factor_tail"] = max(factor.truncation_error, server.log.get("factor_tail", 0.0))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        """Down: the client's factor, packed; nothing where there is none."""
+        """Down: the client's factor; nothing where there is none."""
         name = f"factor {client_id}" if self.control == "own" else "factor all"
-        return {"factor": get_group(server.state, name)} if name in server.state else {}
+        return {"factor": get_tensor(server.state, name)} if name in server.state else {}
 
     def clear(self, server: Server) -> None:
         """Drop the present factors."""
@@ -108,20 +102,16 @@ class MeanKernel:
             if "model" in message:
                 server.store_weights(client_id, get_group(message, "model"))
             elif "kernel" in message:
-                packed = get_group(message, "kernel")
-                rows = len(dequantize_columns(packed))
+                a_LD = get_tensor(message, "kernel")
                 expected = len(get_tensor(server.state, "rad"))
-                if rows != expected:
-                    raise RunError(f"expected {expected} rows in the kernel of client {client_id}, got {rows}")
-                server.state[f"kernel {client_id}"] = dict(packed)
+                if len(a_LD) != expected:
+                    raise RunError(f"expected {expected} rows in the kernel of client {client_id}, got {len(a_LD)}")
+                server.state[f"kernel {client_id}"] = a_LD
 
     # client ------------------------------------------------------------------------------------------------
-    def upload(self, client: Client, rad: Tensor) -> Group:
-        """Up, where kernels are uploaded: the representation of the RAD, packed."""
-        a_LD = inference.representations(client.model, rad, client.prepare).cpu()
-        if not bool(a_LD.isfinite().all()):
-            return {"values": a_LD}  # as it is, for the engine to refuse
-        return quantize_columns(a_LD, self.precision)
+    def upload(self, client: Client, rad: Tensor) -> Tensor:
+        """Up, where kernels are uploaded: the representation of the RAD."""
+        return inference.representations(client.model, rad, client.prepare).to("cpu", torch.float32)
 
 
 def representations(server: Server, members: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
@@ -136,4 +126,4 @@ def representations(server: Server, members: Sequence[int]) -> Iterator[tuple[in
             if j in passed:
                 yield j, passed[j]
             else:
-                yield j, dequantize_columns(move_group(get_group(server.state, f"kernel {j}"), server.device))
+                yield j, get_tensor(server.state, f"kernel {j}").to(server.device)

@@ -92,16 +92,6 @@ T = np.arange(10.0)  # rounds passed before each
     [
         ({"lr_schedule": "exponential", "lr_gamma": 0.9}, 0.8 * 0.9**T),
         ({"lr_schedule": "cosine"}, 0.4 * (1 + np.cos(np.pi * T / 10))),
-        ({"warmup_rounds": 4}, 0.8 * np.minimum(1, (T + 1) / 4)),
-        ({"warmup_rounds": 40}, 0.8 * (T + 1) / 40),
-        (
-            {"lr_schedule": "exponential", "lr_gamma": 0.9, "warmup_rounds": 4},
-            np.concatenate([0.2 * np.arange(1, 5), 0.8 * 0.9 ** np.arange(1, 7)]),
-        ),
-        (
-            {"lr_schedule": "cosine", "warmup_rounds": 4},
-            np.concatenate([0.2 * np.arange(1, 4), 0.4 * (1 + np.cos(np.pi * np.arange(7) / 7))]),
-        ),
     ],
 )
 def test_rates_by_round(settings: dict[str, Any], expected: np.ndarray) -> None:
@@ -109,8 +99,8 @@ def test_rates_by_round(settings: dict[str, Any], expected: np.ndarray) -> None:
 
 
 def test_a_phase_of_its_own_rate_and_what_comes_after_the_last_round() -> None:
-    training = Training(rounds=4, lr=0.8, lr_schedule="exponential", lr_gamma=0.5, warmup_rounds=2)
-    assert [training.lr_at(t, 0.2) for t in range(1, 6)] == pytest.approx([0.1, 0.2, 0.1, 0.05, 0.05])
+    training = Training(rounds=4, lr=0.8, lr_schedule="exponential", lr_gamma=0.5)
+    assert [training.lr_at(t, 0.2) for t in range(1, 6)] == pytest.approx([0.2, 0.1, 0.05, 0.025, 0.025])
     assert [training.lr_at(t, 0.0) for t in range(1, 6)] == [0.0] * 5
     assert training.lr_at(5) == training.lr_at(4)
 
@@ -144,9 +134,8 @@ def one_client(method: Method, training: Training) -> tuple[dict[str, Tensor], F
 
 
 def test_weights_move_by_the_sum_of_the_rates() -> None:
-    rule = {"lr_schedule": "exponential", "lr_gamma": 0.5, "warmup_rounds": 2}
-    training = Training(rounds=5, batch_size=8, lr=0.25, **rule)  # type: ignore[arg-type]
-    by_hand = [0.125, 0.25, 0.125, 0.0625, 0.03125]
+    training = Training(rounds=5, batch_size=8, lr=0.25, lr_schedule="exponential", lr_gamma=0.5)
+    by_hand = [0.25, 0.125, 0.0625, 0.03125, 0.015625]
     moved, made = one_client(Downhill(), training)
     for change in moved.values():
         assert torch.allclose(change, torch.tensor(2 * sum(by_hand), dtype=torch.float64), atol=1e-5)  # 2 batches

@@ -73,7 +73,7 @@ MORE: dict[str, Mapping[str, Any]] = {
     "final round": FINAL,
     "falling rates": {
         "method": {"name": "fedavg"},
-        "training": {"lr_schedule": "exponential", "lr_gamma": 0.5, "warmup_rounds": 2},
+        "training": {"lr_schedule": "exponential", "lr_gamma": 0.5},
     },
     "drops, joiners": {
         "data": {"num_clients": 6},

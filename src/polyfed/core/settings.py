@@ -71,7 +71,7 @@ class Training(Settings):
     The optimizer is made afresh in every round, as the papers do. Its learning rate is that of `lr_at`.
     """
 
-    _switches: ClassVar[tuple[str, ...]] = ("lr_schedule", "warmup_rounds")
+    _switches: ClassVar[tuple[str, ...]] = ("lr_schedule",)
 
     rounds: Positive = Field(10, description="rounds of the federation")
     client_fraction: Annotated[float, Field(gt=0, le=1, description="share of the clients drawn each round")] = 1.0
@@ -85,7 +85,6 @@ class Training(Settings):
     lr_gamma: Annotated[Annotated[float, Field(gt=0, le=1)] | None, ActsWith("lr_schedule", ("exponential",))] = Field(
         None, description="exponential: factor of every round"
     )
-    warmup_rounds: Annotated[int, Field(ge=0, description="rounds of linear growth, from lr / warmup_rounds to lr")] = 0
     momentum: Annotated[float, Field(ge=0, lt=1, description="SGD only; 0 is off")] = 0.0
     weight_decay: Finite = Field(0.0, description="of the optimizer; 0 is off")
     augmentation: str = Field(
@@ -106,9 +105,7 @@ class Training(Settings):
     def lr_at(self, round: int, lr: float | None = None) -> float:
         """The learning rate of a round; a final round after the last one has the last one's.
 
-        With warmup_rounds = w > 0, round t <= w has lr t / w. Then, for the p-th round after round max(w, 1),
-        constant lr; exponential lr gamma^p; cosine lr (1 + cos(pi p / n)) / 2, n being the number of rounds from round
-        max(w, 1) on.
+        After p of n rounds: constant lr; exponential lr gamma^p; cosine lr (1 + cos(pi p / n)) / 2.
 
         Args:
             round: counted from 1. lr: of a phase that has its own; None: the setting's.
@@ -117,25 +114,17 @@ class Training(Settings):
         [0.8, 0.4, 0.2, 0.1]
         """
         rate = self.lr if lr is None else lr
-        t = max(1, min(round, self.rounds))
-        peak = max(1, self.warmup_rounds)
-        if t < peak:
-            return rate * t / peak
+        passed = max(1, min(round, self.rounds)) - 1
         if self.lr_schedule == "exponential":
-            return rate * (self.lr_gamma or 1.0) ** (t - peak)
+            return rate * (self.lr_gamma or 1.0) ** passed
         if self.lr_schedule == "cosine":
-            return rate * (1 + math.cos(math.pi * (t - peak) / (self.rounds - peak + 1))) / 2
+            return rate * (1 + math.cos(math.pi * passed / self.rounds)) / 2
         return rate
 
     @model_validator(mode="after")
     def _schedule_is_whole(self) -> Training:
         if self.lr_schedule == "exponential" and self.lr_gamma is None:
             raise ValueError("lr_schedule 'exponential' needs lr_gamma, got none")
-        if self.warmup_rounds == 1:
-            raise ValueError(
-                "warmup_rounds = 1 does nothing, as the last round of it has lr; set warmup_rounds to 2 or more, or "
-                "leave it at 0"
-            )
         return self
 
     @model_validator(mode="after")

@@ -10,17 +10,18 @@ server:          n, M, S = sums over the clients heard;  mu_c = M_c / n_c
                  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I
                  W = A^-1 mu',  b_c = - mu_c' W_c / 2;  their means over classes are taken from both
 prediction:      softmax(t (phi(x)' W + b) + log pi),  pi: the client's own class shares, or the federation's
-t:               of 1, 2^(-1/4), ..., 1/64 that with the largest likelihood of the client's validation rows times
-                 exp(-log(2 t)^2 / 2); without any 1/2
+t:               of 1, 2^(-1/4), ..., 1/64 that with the largest likelihood of the client's validation rows, with its
+                 own class shares, times exp(-log(2 t)^2 / 2); without any 1/2
 views:           with training.augmentation phi(x) and phi(x) phi(x)' of a row are means over its views: the image and
                  four shifts of it, each mirrored, too. n_k counts rows; a row still changes a sum by its norm at most.
-sent:            n_k, M_k / N_k, S_k / N_k: no number grows with the rows. The server multiplies by N_k again, and
-                 leaves out sums that no rows can have; they are not sent again.
+sent:            n_k, M_k / N_k, S_k / N_k: M_k and S_k do not grow with the rows. The server multiplies by N_k again,
+                 and leaves out sums that no rows can have; they are not sent again.
 Class means:     with second_moments = "clients" no S is sent, and of the K_c clients with rows of class c
                  Sigma = sum_c sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)' / sum_c (K_c - 1),  mu_kc = M_kc / n_kc
 Texts:           phi says which words occur, no S is sent; W_vc = log p(v | c), a = s / (1 - s) more of each; b = 0.
-Private:         with `unit_features` rows of phi have norm 1; n_k, M_k and S_k go up as they are, with Gaussian noise
-                 added once by the client. The server solves for the nearest sums that rows can have.
+Private:         with `unit_features` rows of phi have norm 1; n_k, M_k and S_k go up as they are and, with [privacy],
+                 with Gaussian noise added once by the client. The server solves for the nearest sums that rows can
+                 have.
 Numbers:         W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y),  b = mean y - mu' W,  of the sums of (phi(x),
                  y) as one class; y is in each client's own unit.
 No network is trained or sent. But for class means alone, any grouping of the rows gives the same W.
@@ -39,7 +40,7 @@ In print, on features of a pre-trained network:
 on features that are learnt: FedLDA (FL@FM 2023), pFedFDA (McLaughlin and Su, NeurIPS 2024, arXiv:2411.00329).
 The classifier is Friedman's (regularized discriminant analysis, JASA 1989), temperatures are those of Guo et al. (ICML
 2017). Ours are maps that nobody trained, and each client's own class shares.
-Shapes: D features, C classes, N rows.
+Shapes: D features, C classes, N rows; ' transposes; a number in float64 counts as two.
 Sent: down 2 (C D + 2 C), D features, whenever it changes; up once D (D + 1) + 2 (C D + C), D features (texts, and class
 means alone: 2 (C D + C)). Kept: client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k.
 Deviations from the papers: (1) By default the map is random, or made of two photographs, and not pre-trained, so that
@@ -245,9 +246,8 @@ class ClosedForm(Method):
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         held = members(server.state, "held").get(str(client_id))
-        message: State = {"heard": torch.ones((), dtype=torch.uint8)}
-        if held is None:
-            message = patch_centers.message(server)
+        heard = torch.ones((), dtype=torch.uint8)
+        message: State = patch_centers.message(server) if held is None else {"heard": heard}
         if "solved" not in server.state:
             return message
         solved = get_tensor(server.state, "solved")

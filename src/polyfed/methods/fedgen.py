@@ -6,7 +6,8 @@ Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)
            y' drawn as often as the clients have it, as many as rows; a_t, b_t = (alpha, beta) * 0.98^(t - 1), at
            least 1e-4.
 Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + L_div, omega_ky = n_ky /
-           sum_j n_jy, heads h_k as received, L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|).
+           sum_j n_jy, heads h_k as received, L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|), both
+           as means over entries; softmax h(G(z, y)) is a constant in the KL term.
 Steps and rate of G are those of the authors' code on MNIST.
 Sent: down P + P_G + C; up P + C. Kept: server: w, G and its Adam, class counts.
 Deviations from the paper (arXiv:2105.10056): (1) The KL term, the decay and the sum of the clients' losses are those of
@@ -14,9 +15,10 @@ the authors' code. The paper has the first term, with weight 1, and the loss of 
 normal; in the authors' code it is uniform. (3) Classes are drawn by the responding clients' counts; the authors' code
 draws all equally. (4) Round 1 has no generator, which is still untrained. A class with a single sample in total is not
 generated. (5) Architectures may differ; the paper has one. (6) On clients, G normalizes by its running statistics.
-BatchNorm in a head ignores generated features. (7) Per step, a client generates `training.batch_size` features of drawn
-classes (the authors' code 32), and the server 128 (that code's `ensemble_batch_size`, which its loop does not use). (8)
-The authors' code sets `alpha = beta = 10` on MNIST, and 10 and 1 on EMNIST.
+BatchNorm in a head normalizes generated features by their batch, and its running statistics leave them out. (7) Per
+step, a client generates `training.batch_size` features of drawn classes (the authors' code 32), and the server 128
+(that code's `ensemble_batch_size`, which its loop does not use). (8) The authors' code sets `alpha = beta = 10` on
+MNIST, and 10 and 1 on EMNIST.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 X are L common unlabeled inputs (the RAD), and Phi_k is everything before the last layer of client k's network.
 client k:  A_k = Phi_k(X)  (L, d_k),  in eval mode;  K_k = A_k A_k^T
-           E epochs of SGD on  CE(f(x; w_k), y) + eta(t) (1 - CKA(K_k, K_bar))        (eq. 5, 6)
+           E epochs of SGD on  CE(f(x; w_k), y) + eta(t) (1 - CKA(K_k, K_bar))        (eq. 6)
            CKA(K, M) = tr(K H M H) / sqrt(tr(K H K H) tr(M H M H)),  H = I - 1 1^T / L centers
            eta(t) = eta0 sqrt(t - 1), or eta0 (t - 1), or eta0;  rounds t from 1
-server:    K_bar = mean of K_j over the clients' latest uploads;  no weights are averaged
-           sends F (L, r),  F F^T ~ H K_bar H
+server:    K_bar = mean of K_j by the clients' latest weights, at first the initial ones;  no weights are averaged
+           sends F (L, r),  F F^T ~ H K_bar H up to a factor, which CKA does not see
 up:        w_k, or A_k with uploads = "kernels"
 Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 Sent: down L inputs + L r; up P (kernels: L D). Kept: server: the RAD, latest w_k or A_k.

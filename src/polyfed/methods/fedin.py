@@ -1,7 +1,8 @@
 """FedIN: training on each other's intermediate features (Chan et al., 2023, arXiv:2304.00759).
 
 Every network is extractor, intermediate layers, classifier; what enters (s_in) and leaves (s_out) the intermediate
-part is shaped alike everywhere. Beside weights, clients exchange a few such pairs (n_S; the paper: one batch, B).
+part is shaped alike everywhere. Beside weights, clients exchange a few such pairs (n_S; the paper: one batch, B), which
+they make after training, in eval mode. FedIN+Noise adds level std(s) z to both, z normal.
 Client k:  w <- received; in every step
     eq. 3     l_local = CE + (mu/2) ||w - w^{t-1}||^2 on the batch gives G_local, for all tensors
     eq. 7     l_IN = mean (f(s_in; w_in) - s_out)^2 on B of others' pairs gives G_IN, for intermediate tensors only

@@ -1,16 +1,16 @@
-"""FedLoRA: adapters of unequal rank on one frozen network, by the rules of six papers (FLoRA, FlexLoRA,
-HETLoRA and others, 2024).
+"""FedLoRA: adapters of unequal rank on one frozen network, by the rules of five papers (FLoRA, FlexLoRA,
+HETLoRA and others, 2024 to 2026).
 
 client k:  E epochs of SGD on CE, with layers W + s_k B_k A_k
            A_k (r_k, I),  B_k (O, r_k),  s_k = alpha / r_k
-server:    the head is averaged; adapters by `aggregation`:
+server:    the head is averaged; adapters by `aggregation`, p_k = n_k / sum of the uploads' n_j:
   pad              A <- sum p_k A_k,  B <- sum p_k s_k B_k,  with zeros up to the largest rank R (HETLoRA)
   slices           component j: the same, over the clients with r_k > j (raFLoRA)
   svd              the R largest singular values of sum p_k s_k B_k A_k (FlexLoRA)
   select-and-fold  client k trains r_k of R components, drawn each round, and folds the others
                    into W (Fed-PLoRA)
   stack            W <- W + sum p_k s_k B_k A_k;  A_k is drawn anew, B_k = 0 (FLoRA)
-A has R = max r_k rows; client k gets the first r_k, and B / s_k.
+pad, slices, svd: A has R = max r_k rows; client k gets the first r_k, and B / s_k.
 Sources: HETLoRA, arXiv:2401.06432; FlexLoRA, arXiv:2402.11505; FLoRA, arXiv:2409.05976; raFLoRA,
 arXiv:2602.13486; Fed-PLoRA, arXiv:2602.16936.
 FLoRA's code (ATP-1010/FederatedLLM) and the papers' abstracts were compared; the other papers' equations were not.

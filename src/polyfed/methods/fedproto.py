@@ -6,8 +6,9 @@ client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P
                     in eval mode, after training ("after"), or in training's batches ("during")
 server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc  over clients that sent one ("count")
                    or their plain mean ("uniform")
+prediction: argmin_c ||phi_k(x) - P[c]||
 A class that no client sends keeps its prototype.
-Sent: down C D + C; up S D + 2 S. Kept: client: last P received; server: P, clients' classes.
+Sent: down C D + C; up S D + 2 S, S classes of the client. Kept: client: last P received; server: P, clients' classes.
 Deviations from the paper: (1) Eq. 6 multiplies by n_kc / N_c and also divides by the number of senders, so that
 prototypes would shrink. Here they are the weighted mean, or the plain mean of the authors' code. (2) The distance is
 the mean of squares; another public implementation has it with lambda = 10. (3) All known prototypes are candidates; the

@@ -7,7 +7,8 @@ client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P
 server:    P = linear(ReLU(linear(embedding)))
            delta = max over c of the distance from Q[c] to the nearest other Q[c'], at most `margin`
            server_epochs epochs of SGD, over all (k, c), on
-           CE(-(||C_k[c] - P[c']|| + delta [c' = c]) over all c', c)
+           CE(-(||C_k[c] - P[c']|| + delta [c' = c]) over all c', c), in shuffled batches of the clients' size
+prediction: argmin_c ||phi_k(x) - P[c]||
 Sent: down C D + C; up S D + S. Kept: client: last P received; server: prototype network, P.
 Deviations from the paper (arXiv:2401.03230): (1) A class that no client has sent yet is not sent and is no candidate;
 it takes part in the server's loss. (2) With a single class in a round, delta is `margin`. (3) The server's optimizer is

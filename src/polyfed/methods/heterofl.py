@@ -3,10 +3,11 @@
 rates:     a, b, c, d, e = 1, 1/2, 1/4, 1/8, 1/16;
            "dynamic_a1-b1-c1-d1-e1": each client draws a level each round, with these shares;
            "fix_a1-b3": the first quarter of the clients has a, the others b
-client i:  w_i <- w[first ceil(r K) channels]
+client i:  w_i <- w[first ceil(r K) of each layer's K channels], all inputs and classes
            E epochs of  w_i <- w_i - eta grad CE(masked f(x; w_i), y)
 server:    w[k] <- mean of w_i[k] over the clients that hold entry k,
            equal ("uniform") or by n_i ("samples");  others are unchanged
+then       clients get the new w_i and send BatchNorm's means and variances, which are averaged by rate
 masked f: logits of classes that a client lacks are 0; of the head it holds the rows of its
 classes alone.
 Sent: down P(r) + S(r), plus P(r) for statistics; up P(r) + C bytes, plus S(r) + 1 for statistics. Kept: server: w,

@@ -159,7 +159,7 @@ def worth_of(found: Sequence[SettingResult]) -> NotedTable:
         "validation scores are rather too high."
     )
     if set(closed) != {NOT_KNOWN}:
-        about += " The closed form, a linear model on common random features, stands apart."
+        about += " The closed form, a linear model on features that nobody trains, stands apart."
     notes = [about]
     if any(pick.of and not pick.row for kinds in picked for pick in kinds.values()):
         notes.append("Where rows have no validation scores, none of their kind is picked.")

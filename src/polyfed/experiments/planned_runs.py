@@ -172,8 +172,9 @@ def _check_made_of(members: Sequence[PlannedRun], is_needed: bool, data: DataCac
                     raise
                 return
             asked = of_data
-        place.check_clients(names)
-        check_made_of(place, now, own_code(recipe.to_dict(), recipe.beside))
+        is_known = of_data == asked  # not of a run that another process has begun since it was looked at
+        place.check_clients(names if is_known else ())
+        check_made_of(place, now if is_known else None, own_code(recipe.to_dict(), recipe.beside))
 
 
 def data_checksum(recipe: Recipe, data: DataCache) -> str | None:

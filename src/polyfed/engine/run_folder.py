@@ -123,13 +123,15 @@ class RunFolder:
         check_links(self.path)
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"expected a folder for the run, got the file {self.path}")
-        present = [name for name in PARTS if (self.path / name).exists()]
+        # listed once, as another process may begin the run meanwhile
+        held = [entry.name for entry in self.path.iterdir()] if self.path.exists() else []
+        present = [name for name in PARTS if name in held]
         own = (
             LOCK,
             FORGOTTEN,
             *(f".{name}." for name in (*PARTS, FORGOTTEN)),
         )  # half-written by `atomic_write` of a process that was killed
-        strange = self.path.exists() and any(not e.name.startswith(own) for e in self.path.iterdir())
+        strange = any(not name.startswith(own) for name in held)
         if strange and not present:
             raise ConfigError(f"expected an empty or new folder for the run, got {self.path} with other files in it")
         if present and not resume and not overwrite:

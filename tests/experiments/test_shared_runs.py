@@ -139,11 +139,7 @@ def outcomes(folder: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("command", "held_in"),
-    [
-        ("compare", "local/seed-0"),
-        # slow: a process that looks at a folder in which the other is just beginning may take it for a stranger's
-        pytest.param("benchmark", "tuning/short/fedgh/header_lr=0/seed-7", marks=pytest.mark.slow),
-    ],
+    [("compare", "local/seed-0"), ("benchmark", "tuning/short/fedgh/header_lr=0/seed-7")],
 )
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "goes on"])
 def test_two_processes_do_everything_once(

@@ -1,5 +1,5 @@
-"""Shared code of FML, FedKD, FedMRL and Ditto: clients train their own network and an auxiliary model, which is
-averaged.
+"""Shared code of FML, FedKD, FedMRL, Ditto and Fed-RoD: clients train a network or a head of their own and an auxiliary
+model, which is averaged.
 """
 
 from __future__ import annotations

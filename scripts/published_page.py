@@ -13,12 +13,12 @@ from polyfed.report.text_tables import Column, markdown_table
 PLACE = "results/published.md"
 SOURCES = (SOURCE / "published.csv", SOURCE / "published-footnotes.csv")  # that the page is made of
 PAPERS = {"fedhenn": "FedHeNN", "fedgh": "FedGH", "fedin": "FedIN", "fedtgp": "FedTGP", "fedkwaz": "FedKWAZ"}
-PAPERS |= {"fedfree": "FedFree", "fedre": "FedRE"}
+PAPERS["fedfree"] = "FedFree"
 
 ABOUT = """\
 # Published figures
 
-What seven papers print of methods that polyfed has, and what was measured here at a smaller size. Ours are last rounds;
+What six papers print of methods that polyfed has, and what was measured here at a smaller size. Ours are last rounds;
 most papers report the best of hundreds. Numbers in brackets: [notes](#notes).
 
 ## Ours beside them
@@ -30,7 +30,7 @@ PRINTED = """\
 ## As printed
 
 ± is as the paper prints it. FedTGP and FedKWAZ report the best of 1000 rounds by the test accuracy itself, FedFree the
-last of 200. FedRE's figures are those of a summary."""
+last of 200."""
 
 
 def page() -> str:

@@ -275,7 +275,6 @@ def federation_parametrized(method: Method, norm: object) -> pf.Federation:
     ("method", "said"),
     [
         (pf.methods.FedGH(), r"a weight and a bias; client 0 \('Sequential'\).*bias, .*weight.*"),
-        (pf.methods.FedRE(), r"a weight and a bias; client 0 \('Sequential'\).*bias, .*weight.*"),
         (pf.methods.HeteroFL(), r"Sequential cannot be cut.*'original\.2' has a parametrization"),
     ],
     ids=lambda value: getattr(value, "name", ""),

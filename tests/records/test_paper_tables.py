@@ -34,9 +34,8 @@ COUNTS = {
     "fedtgp/table2": 7 * 8,
     "fedkwaz/table2": 12 * 9,
     "fedfree/table1": 10 * 6,
-    "fedre/summary": 5 * 4,
 }
-OTHER_PAPERS = {"fedtgp", "fedkwaz", "fedfree", "fedre"}
+OTHER_PAPERS = {"fedtgp", "fedkwaz", "fedfree"}
 OTHER_METHODS = {
     "fedfree",
     "fedktl",

@@ -28,18 +28,17 @@ from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.inference import representations
 from polyfed.core.message import Message, get_group, get_tensor, nbytes
-from polyfed.core.method import Exposed, TrainingResult, hyperparameters
-from polyfed.core.modules import as_split_model
+from polyfed.core.method import Context, Exposed, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.modules import as_split_model, load_state
 from polyfed.core.server import Server
 from polyfed.functional.class_prototypes import class_means
 from polyfed.functional.clipping import clip_factors
-from polyfed.methods.building_blocks.trained_header import TrainedHeader
 
 _MAX_GRAD_NORM = 50.0  # largest gradient norm of a header step
 
 
 @hyperparameters
-class FedGH(TrainedHeader):
+class FedGH(Method):
     """A global header, trained by the server on class means of representations."""
 
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta, learning rate of the header; 0: it stays random
@@ -49,6 +48,14 @@ class FedGH(TrainedHeader):
     control: Literal["none", "noise"] = "none"  # "noise": clients send noise with the mean and spread of their LARs
 
     # server ------------------------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        first = server.architectures[0]
+        head = as_split_model(server.model(first, server.initial_state(first))).head
+        server.state["header"] = {name: t.detach().cpu().clone() for name, t in head.state_dict().items()}
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return {"header": get_group(server.state, "header")}
+
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         by_client = {i: m for i, m in uploads.items() if "lars" in m and len(get_tensor(m, "labels"))}
         if not by_client:
@@ -83,6 +90,10 @@ class FedGH(TrainedHeader):
                 yield from torch.randperm(count, generator=generator).split(self.header_batch)
 
     # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        load_state(as_split_model(client.model).head, get_group(message, "header"))
+        return {}
+
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         train = client.data.train
         z_ND = representations(client.model, train, client.prepare)
@@ -99,6 +110,14 @@ class FedGH(TrainedHeader):
         return nbytes(message) - nbytes({"bias": bias})
 
     # declared -------------------------------------------------------------------------------------------------
+    requirements = Requirements(
+        split_model=True,
+        same_feature_dim=True,
+        same_head=True,
+        linear_head=True,
+        classes="the server trains the header on means of classes",
+        hint="set models.feature_dim to add a projection, or use fedhenn, which compares kernels",
+    )
     staleness_weighting = "uploads"
     upload_form = {"labels": upload_forms.LABELS, "lars": upload_forms.rows_of("D")}
     unaligned_entries = ("lars",)

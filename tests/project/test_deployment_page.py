@@ -1,4 +1,4 @@
-"""docs/deployment.md: its tables have all settings of nodes and of the server, and no others."""
+"""docs/deployment-settings.md: its tables have all settings of nodes and of the server, and no others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyfed.core.settings import Settings
 from polyfed.deploy.flower_transport import RunConfig
 from polyfed.deploy.node_config import NodeConfig
 
-PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "deployment-settings.md").read_text(encoding="utf-8")
 
 
 def keys(heading: str) -> set[str]:

@@ -1,10 +1,11 @@
 """What a node answers at most: a server may ask what it likes, but gets no more than the node's own recipe needs.
 
 Every answer is noted on the node's disk before it is given, over all restarts and runs; what is counted, and how much
-of it there may be, is in docs/deployment.md#request-limits. The same request asked again has the same answer, bit for
-bit, and is not counted twice. Where `[privacy]` or the method adds noise, all recipes count together: noise hides rows
-as long as few answers are drawn about them, whatever rounds, learning rate or method are now. And there the numbers
-that leave are counted, too: if those of one request came out otherwise, on another device, they would have other noise.
+of it there may be, is in docs/deployment-settings.md#request-limits. The same request asked again has the same answer,
+bit for bit, and is not counted twice. Where `[privacy]` or the method adds noise, all recipes count together: noise
+hides rows as long as few answers are drawn about them, whatever rounds, learning rate or method are now. And there the
+numbers that leave are counted, too: if those of one request came out otherwise, on another device, they would have
+other noise.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ The server half of a Flower app is
 
 and nodes answer by `supernode`, which runs no app.
 
-docs/deployment.md lists the keys of node and run configuration. Envelopes travel as one record: plain facts as JSON, a
-message as bytes, so that any type survives. Nothing is unpickled. Flower sends each part of a record by a request of
-its own: a small message lies beside the facts, a large one is an array, of which equal ones travel once.
+docs/deployment-settings.md lists the keys of node and run configuration. Envelopes travel as one record: plain facts as
+JSON, a message as bytes, so that any type survives. Nothing is unpickled. Flower sends each part of a record by a
+request of its own: a small message lies beside the facts, a large one is an array, of which equal ones travel once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TROUBLE = "trouble"
 
 
 class RunConfig(Settings):
-    """A run's settings, which Flower lets each run change; docs/deployment.md explains them."""
+    """A run's settings, which Flower lets each run change; docs/deployment-settings.md explains them."""
 
     model_config = ConfigDict(alias_generator=hyphenated)
     _place = ("run-config",)

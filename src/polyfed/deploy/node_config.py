@@ -30,7 +30,7 @@ def hyphenated(key: str) -> str:
 
 
 class NodeConfig(Settings):
-    """A node's configuration, whose keys docs/deployment.md explains.
+    """A node's configuration, whose keys docs/deployment-settings.md explains.
 
     Raises:
         ConfigError: an unknown key, a wrong type, no client or no folder.

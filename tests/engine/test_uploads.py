@@ -147,10 +147,6 @@ ALL_ROBUST: dict[str, Any] = {
     "adversaries": Adversaries(sign_flip_fraction=0.1, label_flip_fraction=0.1, attack_scale=2.0),
     "robust_aggregation": RobustAggregation(aggregator="trimmed_mean", byzantine_fraction=0.3, max_update_norm=50.0),
 }
-COLLUDE: dict[str, Any] = {
-    "adversaries": Adversaries(inner_product_fraction=0.1, alie_fraction=0.1, attack_scale=0.5),
-    "robust_aggregation": RobustAggregation(aggregator="geometric_median", bucket_size=2, max_update_norm=50.0),
-}
 
 
 def hostile(federation: Federation) -> dict[int, str]:
@@ -193,21 +189,6 @@ def test_only_the_honest_are_scored_and_the_hostile_are_named() -> None:
 # the defense --------------------------------------------------------------------------------------------------------
 
 
-def test_buckets_and_those_who_know_the_others_bite() -> None:
-    world = among(FedAvg(), one=True)
-    tries: list[dict[str, Any]] = [
-        {},
-        {"adversaries": Adversaries(inner_product_fraction=0.1)},
-        {"adversaries": Adversaries(alie_fraction=0.1)},
-        {"adversaries": Adversaries(alie_fraction=0.1, attack_scale=2.0)},
-        {"robust_aggregation": RobustAggregation(aggregator="median")},
-        {"robust_aggregation": RobustAggregation(aggregator="median", bucket_size=2)},
-    ]
-    ends = [all_state(world.run(FedAvg(), TWO, **options)) for options in tries]
-    for place, one in enumerate(ends):
-        assert all(difference(one, other) is not None for other in ends[place + 1 :])
-
-
 def test_the_record_tells_what_it_did() -> None:
     made = ran(
         FedIN(),
@@ -245,11 +226,10 @@ def test_an_upload_beyond_the_bound_is_refused_and_named_and_the_run_goes_on() -
         (FedAvg(), ALL),
         (FedAvg(), ALL_ROBUST),
         pytest.param(FedIN(), ALL, marks=pytest.mark.slow),
-        pytest.param(FedAvg(), COLLUDE, marks=pytest.mark.slow),
     ],
 )
 def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, method: Method, options: dict[str, Any]) -> None:
-    world = among(method, one=options is COLLUDE)
+    world = among(method)
     straight = world.run(method, THREE, **options)
     pool = world.run(method, THREE, **options, executor="processes", workers=2)
     with pytest.raises(RunInterrupted):

@@ -120,15 +120,6 @@ def test_fewer_are_supposed_hostile_than_half():
             assert found == min(int(np.ceil(round(share * count, 9))), (count - 1) // 2)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_bucket_means_are_numpys_entry_by_entry(size):
-    x = draws(7)
-    exact = x.numpy().astype(np.float64)
-    expected = [exact[begin : begin + size].mean(axis=0) for begin in range(0, 7, size)]
-    np.testing.assert_allclose(robust.bucket_means(x, size).numpy(), expected, rtol=1e-6, atol=1e-7)
-    assert torch.equal(robust.bucket_means(x[:1].repeat(7, 1), size), x[:1].repeat(len(expected), 1))
-
-
 def test_krum_compares_means_where_some_have_fewer_to_be_compared_with():
     squares = torch.full((5, 5), float("nan"))
     squares[:4, :4] = 2.0

@@ -15,7 +15,7 @@ from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method, TrainingResult
 from polyfed.core.server import Server
 from polyfed.plugins import adversaries
-from polyfed.plugins.adversaries import AdversarialClients, Kind, assign_attacks, collude
+from polyfed.plugins.adversaries import AdversarialClients, Kind, assign_attacks
 from polyfed.plugins.robust_aggregation import DefenseLog, apply_rule, rejection_reason
 from polyfed.plugins.settings import Adversaries, RobustAggregation
 
@@ -207,31 +207,6 @@ def test_the_share_is_that_of_clients_left_out() -> None:
     assert not torch.equal(one[0]["model"]["w"], other[0]["model"]["w"])
 
 
-class Draws:
-    """A server's part of what buckets ask for."""
-
-    exchange = "train"
-
-    def generator(self, *purpose: str) -> torch.Generator:
-        return torch.Generator().manual_seed(7)
-
-
-def test_buckets_are_means_of_two_and_the_rule_is_told_of_them() -> None:
-    uploads = models(7, BASE)
-    found = {}
-    for rule in ("median", "trimmed_mean"):
-        settings = RobustAggregation(aggregator=rule, bucket_size=2, byzantine_fraction=0.2)  # type: ignore[arg-type]
-        method = Sends(_all_sent(7))
-        found[rule] = apply_rule(settings, method, cast(Server, Draws()), uploads, DefenseLog())
-    order = torch.randperm(7, generator=Draws().generator()).tolist()
-    came = np.stack([cast(Any, uploads[i]["model"])["w"].numpy().astype(np.float64) for i in order])
-    means = np.stack([came[0:2].mean(0), came[2:4].mean(0), came[4:6].mean(0), came[6]])
-    first: Any = {rule: messages[0]["model"] for rule, messages in found.items()}
-    np.testing.assert_allclose(first["median"]["w"], np.median(means, axis=0), atol=1e-6)
-    np.testing.assert_allclose(first["trimmed_mean"]["w"], np.sort(means, axis=0)[1:3].mean(0), atol=1e-6)
-    assert all(torch.equal(cast(Any, m["model"])["w"], first["median"]["w"]) for m in found["median"].values())
-
-
 def test_a_size_above_the_bound_is_an_objection() -> None:
     method, down = Sends({}), {"model": BASE}
     up = {"model": {name: t + 1 for name, t in BASE.items()}, "n": torch.tensor(10**6), "a": torch.tensor(1e6)}
@@ -314,34 +289,3 @@ def test_changes_are_negated_and_scaled_and_other_floats_negated() -> None:
     assert found["means"].tolist() == [[-1.0, 1.0]]
     assert (found["labels"].tolist(), int(found["n"]), float(found["a"])) == ([3], 7, 0.5)
     assert cast(Any, message)["model"]["0.weight"].tolist() == [1.5, -3.0]
-
-
-@pytest.mark.parametrize("kind", ["inner_product", "alie"])
-def test_who_knows_the_others_sends_what_numpy_makes_of_them(kind: Kind) -> None:
-    start = noise(3, 2, seed=99)
-    sent: dict[int, Any] = {i: {"model": {"w": start, "bn.running_var": torch.ones(2)}} for i in range(5)}
-    labels = {0: [0, 1], 1: [1, 2], 2: [0, 1], 3: [1, 2], 4: [0, 3]}
-    uploads: dict[int, Any] = {
-        i: {
-            "model": {"w": start + noise(3, 2, seed=i), "bn.running_var": torch.full((2,), 1.0 + i)},
-            "labels": torch.tensor(labels[i]),
-            "means": noise(2, 4, seed=10 + i),
-            "n": torch.tensor(5),
-        }
-        for i in range(5)
-    }
-    liars: dict[int, Kind] = {3: "sign_flip", 4: kind}
-
-    def lie(*honest: torch.Tensor) -> Any:
-        vectors = np.stack([h.numpy().astype(np.float64) for h in honest])
-        return -0.5 * vectors.mean(0) if kind == "inner_product" else vectors.mean(0) - 0.5 * vectors.std(0)
-
-    found: Any = collude(liars, 0.5, Sends({}), uploads, sent)
-    change = lie(*(uploads[i]["model"]["w"] - start for i in (0, 1, 2)))
-    np.testing.assert_allclose(found[4]["model"]["w"] - start, change, atol=1e-6)
-    np.testing.assert_allclose(found[4]["means"][0], lie(uploads[0]["means"][0], uploads[2]["means"][0]), atol=1e-6)
-    assert torch.equal(found[4]["means"][1], uploads[4]["means"][1]), "no honest client has class 3"
-    assert torch.equal(found[4]["model"]["bn.running_var"], uploads[4]["model"]["bn.running_var"])
-    assert all(found[i] is uploads[i] for i in range(4))
-    assert not torch.equal(found[4]["means"][0], uploads[4]["means"][0]), "and what came is not written into"
-    assert collude({3: "sign_flip"}, 0.5, Sends({}), uploads, sent) is uploads

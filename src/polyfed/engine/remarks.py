@@ -25,7 +25,7 @@ _LARGE = 100  # where inputs that are standardized, or in [0, 1], are about 1
 _OF_UPLOADS = {
     "privacy": ("upload_clip_norm", "upload_noise_multiplier"),
     "robust_aggregation": ("aggregator", "max_update_norm", "max_magnitude"),
-    "adversaries": ("sign_flip_fraction", "inner_product_fraction", "alie_fraction"),
+    "adversaries": ("sign_flip_fraction",),
     "devices": ("round_timeout", "buffer_size"),
 }
 

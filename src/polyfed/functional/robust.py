@@ -77,23 +77,6 @@ def geometric_median(vectors_KD: Tensor, steps: int = 50, smoothing: float = 1e-
     return center.to(vectors_KD.dtype)
 
 
-def bucket_means(vectors_KD: Tensor, size: int) -> Tensor:
-    """The means of the first `size` vectors, of the next ones and so on; the last bucket may hold fewer. (B, D)
-
-    Source: Karimireddy et al., Byzantine-robust learning on heterogeneous datasets via bucketing, ICLR 2022,
-    algorithm 1, which also draws the order that the vectors come in here.
-    """
-    means = [_mean(bucket) for bucket in vectors_KD.split(size)]
-    return torch.stack(means)
-
-
-def _mean(vectors_KD: Tensor) -> Tensor:
-    """In float64; of equal vectors, the vector. (D,)"""
-    first = vectors_KD[0]
-    drift = (vectors_KD.double() - first.double()).mean(dim=0)
-    return (first.double() + drift).to(first.dtype)
-
-
 def clip_to_median_norm(vectors_KD: Tensor) -> Tensor:
     """The vectors, those longer than the median of all their L2 norms brought to it. (K, D)"""
     norms_K = _distances(vectors_KD, None)

@@ -1,26 +1,19 @@
 """Hostile clients, simulated: who they are, what their data become, what they send in place of what a method uploads.
 
-Four kinds, as `[adversaries]` asks for them, drawn by the seed:
+Two kinds, as `[adversaries]` asks for them, drawn by the seed:
 
 - label_flip: trains on labels C - 1 - y. All else is done as by everybody.
 - sign_flip: of what the method uploads, trained weights w (groups that the method declares as `delta_entries`) become
   w0 - scale (w - w0), w0 being what was sent under the same names; other floats are negated, of packed matrices the
   values. Whole numbers, booleans, single numbers and running statistics go up as they are: they would betray it.
-- inner_product, alie: these know what all honest clients send. With m the mean and s the standard deviation, number by
-  number, of the honest ones' parts (`upload_segments`: changes of weights, rows of a class, outputs on common inputs),
-  theirs become -scale m (Xie et al., Fall of empires, UAI 2019: epsilon is `attack_scale`), or m - scale s (Baruch et
-  al., A little is enough, NeurIPS 2019: z is `attack_scale`). What is no part, and running statistics, they send as
-  they have it; so they do with a part that no honest client has.
 
-What the method keeps at the client is what it would be without. Clip and noise come after label_flip and sign_flip,
-as everywhere, and before the two others, which look at what has arrived.
+What the method keeps at the client is what it would be without. Clip and noise come after it, as everywhere.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 import torch
@@ -31,17 +24,14 @@ from polyfed.core.message import Group, Message, first_nonfinite
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
 from polyfed.data.samples import ClientData, LabeledSamples
-from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.plugin import Plugin, Rejected, Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import base_tensors, batchnorm_buffers
 from polyfed.errors import ConfigError
 from polyfed.plugins.settings import Adversaries
-from polyfed.plugins.upload_segments import EditableMessage, owners_of, parts_of
 
-Kind = Literal["label_flip", "sign_flip", "inner_product", "alie"]
+Kind = Literal["label_flip", "sign_flip"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_RUNNING = ("running_mean", "running_var")  # a negative variance would betray it
 
 
 def assign_attacks(settings: Adversaries, count: int, seed: int, held_out: Collection[int] = ()) -> dict[int, Kind]:
@@ -106,18 +96,6 @@ class AdversarialClients(Plugin):
             raise Rejected(f"the upload is not finite ('{name}')")
         return opposite
 
-    def receive(self, round: Round, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
-        """The outcomes, with what clients that know all honest uploads send in the place of theirs."""
-        if not self.kinds:
-            return list(outcomes)
-        uploads = {outcome.client_id: outcome.message for outcome in outcomes if outcome.counts}
-        sent = {job.client.id: job.message for job in jobs}
-        false = collude(self.kinds, self.settings.attack_scale, round.method, uploads, sent)
-        return [
-            dataclasses.replace(outcome, message=false[outcome.client_id]) if outcome.counts else outcome
-            for outcome in outcomes
-        ]
-
     def record(self, round: Round) -> dict[str, Any]:
         """Who of those asked is hostile."""
         return {self.name: sorted(round.asked & self.kinds.keys())} if self.kinds else {}
@@ -147,33 +125,3 @@ def flip_signs(message: Message, client: Client, method: Method, received: Messa
         entry: opposite(entry, value, {}) if isinstance(value, Tensor) else of_group(entry, value)
         for entry, value in message.items()
     }
-
-
-def collude(
-    liars: Mapping[int, Kind], scale: float, method: Method, uploads: Mapping[int, Message], sent: Mapping[int, Message]
-) -> Mapping[int, Message]:
-    """What clients that know all honest uploads send in place of theirs; the very same `uploads` where there are none.
-
-    Args:
-        liars: all hostile clients, of any kind. uploads: of one exchange, by client. sent: what each was sent.
-    """
-    knowing = {i for i in uploads if liars.get(i) in ("inner_product", "alie")}
-    honest = uploads.keys() - liars.keys()
-    if not knowing or not honest:
-        return uploads
-    parts = parts_of(method, uploads, sent, of_changes=True)
-    known = {i: {part.key: part for part in own} for i, own in parts.items()}
-    copies = {i: EditableMessage(uploads[i]) for i in knowing}
-    for key, who in owners_of(parts).items():
-        true = [known[i][key].vector.double() for i in who if i in honest]
-        _, name, _ = known[who[0]][key].place
-        if not true or (name or "").endswith(_RUNNING):
-            continue
-        vectors_KD = torch.stack(true)
-        mean = vectors_KD.mean(dim=0)
-        spread = vectors_KD.std(dim=0, correction=0)
-        for i in knowing.intersection(who):
-            part = known[i][key]
-            lie = -scale * mean if liars[i] == "inner_product" else mean - scale * spread
-            copies[i].put(part.place, part.moved_to(lie))
-    return {i: copies[i].message if i in knowing else message for i, message in uploads.items()}

@@ -9,11 +9,6 @@ one class, outputs on common inputs. With `[robust_aggregation] aggregator`
 - "multi_krum": the whole uploads of those who are farthest from the others are left out; their distance is the mean
   square over the parts that two have in common.
 
-With `bucket_size` above 1 the center is that of means of so many clients each, drawn anew in every round (Karimireddy
-et al., Byzantine-robust learning on heterogeneous datasets via bucketing, ICLR 2022, algorithm 1): such means differ
-less than clients do, so that a rule drops less of what honest ones know. Where fewer than three buckets would be left,
-it is the center of the clients themselves.
-
 All other floats (kernels, features) are brought to the median of the clients' sizes, whatever the rule: a size is the
 root mean square of the rows' L2 norms. Whole numbers and single numbers are believed, except that where a center has
 taken all places, it does not matter how much each of them counts.
@@ -213,38 +208,21 @@ def apply_rule(
         watch.left_out |= found.keys() - kept
         found = {i: copy for i, copy in found.items() if i in kept}
     else:
-        order = _order(settings, server, uploads)
         for who, pieces in chunks:
-            _replace(who, pieces, _rule(settings, who, order), found, watch)
+            _replace(who, pieces, _rule(settings, len(who)), found, watch)
     _shorten(found, {i: {part.place[:2] for part in own} for i, own in parts.items()}, watch)
     return {i: copy.message for i, copy in found.items()}
 
 
-def _order(settings: RobustAggregation, server: Server, uploads: Mapping[int, Message]) -> dict[int, int]:
-    """Number of client -> its place in the round's draw, by which clients share buckets; none without buckets."""
-    if settings.bucket_size == 1:
-        return {}
-    ids = sorted(uploads)
-    drawn = torch.randperm(len(ids), generator=server.generator(f"buckets {server.exchange}")).tolist()
-    return {ids[number]: place for place, number in enumerate(drawn)}
-
-
-def _rule(settings: RobustAggregation, who: Sequence[int], order: Mapping[int, int]) -> Callable[[Tensor], Tensor]:
-    """(K, D) -> (D,), the center of all, or (K, D). who: the K clients. order: of all, for the buckets."""
-    hostile = robust.num_byzantine(len(who), settings.byzantine_fraction)
-    buckets = math.ceil(len(who) / settings.bucket_size)
-    in_buckets = settings.bucket_size > 1 and buckets >= _FEW
-    cut = min(hostile, (buckets - 1) // 2) if in_buckets else hostile
-    rule = {
+def _rule(settings: RobustAggregation, clients: int) -> Callable[[Tensor], Tensor]:
+    """(K, D) -> (D,), the center of all, or (K, D). clients: K."""
+    hostile = robust.num_byzantine(clients, settings.byzantine_fraction)
+    return {
         "median": robust.median,
-        "trimmed_mean": lambda vectors: robust.trimmed_mean(vectors, cut),
+        "trimmed_mean": lambda vectors: robust.trimmed_mean(vectors, hostile),
         "geometric_median": robust.geometric_median,
         "norm_clipping": robust.clip_to_median_norm,
     }[settings.aggregator]
-    if not in_buckets:
-        return rule
-    ranked = sorted(range(len(who)), key=lambda place: order[who[place]])
-    return lambda vectors: rule(robust.bucket_means(vectors[ranked], settings.bucket_size))
 
 
 # what is done -----------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class RobustAggregation(Settings):
     """
 
     _place: ClassVar[tuple[str, ...]] = ("robust_aggregation",)
-    _switches: ClassVar[tuple[str, ...]] = ("aggregator", "bucket_size", "max_update_norm", "max_magnitude")
+    _switches: ClassVar[tuple[str, ...]] = ("aggregator", "max_update_norm", "max_magnitude")
 
     aggregator: Literal["none", "median", "trimmed_mean", "geometric_median", "multi_krum", "norm_clipping"] = Field(
         "none", description="what takes the place of clients' weights and class means, or whom it leaves out"
@@ -55,9 +55,6 @@ class RobustAggregation(Settings):
         float, Field(gt=0, lt=0.5), ActsWith("aggregator", ("trimmed_mean", "multi_krum"))
     ] = Field(
         0.2, description="trimmed_mean, multi_krum: of the clients that are supposed to be adversarial, rounded up"
-    )
-    bucket_size: Annotated[Positive, ActsWith("aggregator", ("median", "trimmed_mean", "geometric_median"))] = Field(
-        1, description="median, trimmed_mean, geometric_median: center of means of so many clients each; 1: of clients"
     )
     max_update_norm: Finite = Field(
         0.0, description="largest norm of an entry of an upload, of weights the change; above it is refused; 0: none"
@@ -75,39 +72,15 @@ class Adversaries(Settings):
     See `plugins.adversaries`.
     """
 
-    _switches: ClassVar[tuple[str, ...]] = (
-        *("label_flip_fraction", "sign_flip_fraction", "inner_product_fraction", "alie_fraction"),
-    )
+    _switches: ClassVar[tuple[str, ...]] = ("label_flip_fraction", "sign_flip_fraction")
 
     label_flip_fraction: Share = Field(
         0.0, description="share of the clients, rounded up, that train on labels C - 1 - y"
     )
     sign_flip_fraction: Share = Field(0.0, description="share of the clients, rounded up, that send the opposite")
-    inner_product_fraction: Share = Field(
-        0.0, description="share of the clients, rounded up, that send the honest ones' mean, negated"
+    attack_scale: Annotated[float, Field(gt=0, allow_inf_nan=False), ActsWith("sign_flip_fraction")] = Field(
+        1.0, description="sign_flip: factor of the negated change"
     )
-    alie_fraction: Share = Field(
-        0.0, description="share of the clients, rounded up, that send the honest ones' mean less a few spreads"
-    )
-    attack_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        1.0, description="factor of the negated change (sign_flip) or mean (inner_product), of the spreads (alie)"
-    )
-
-    def _inactive_keys(self) -> set[str]:
-        return super()._inactive_keys() | ({"attack_scale"} if self._scales_nothing() else set())
-
-    def _scales_nothing(self) -> bool:
-        return not (self.sign_flip_fraction or self.inner_product_fraction or self.alie_fraction)
-
-    @model_validator(mode="after")
-    def _scale_is_of_something(self) -> Adversaries:
-        kinds = {"sign_flip_fraction", "inner_product_fraction", "alie_fraction"}
-        if self.attack_scale != 1 and self._scales_nothing() and not kinds & self.model_fields_set:
-            raise ValueError(
-                f"attack_scale = {self.attack_scale:g} does nothing without {', '.join(sorted(kinds))}; set one of "
-                "them above 0, or leave attack_scale at 1"
-            )
-        return self
 
 
 # devices --------------------------------------------------------------------------------------------------------------

@@ -366,7 +366,7 @@ def test_everybody_present_is_reached() -> None:
 
 
 def test_it_follows_an_early_stop() -> None:
-    settings = Training(rounds=9, batch_size=8, lr=0.0, lr_schedule="exponential", lr_gamma=0.5)
+    settings = Training(rounds=9, batch_size=8, lr=0.0)
     evaluation = Evaluation(patience=2)
     whole = ConformanceKit(method=FedAvg()).usual.federation(Finish(), settings, evaluation=evaluation)
     result = whole.run().result

@@ -71,10 +71,6 @@ def tensors(path: Path) -> dict[str, bytes]:
 
 MORE: dict[str, Mapping[str, Any]] = {
     "final round": FINAL,
-    "falling rates": {
-        "method": {"name": "fedavg"},
-        "training": {"lr_schedule": "exponential", "lr_gamma": 0.5},
-    },
     "drops, joiners": {
         "data": {"num_clients": 6},
         "availability": {"dropout_rate": 0.2, "late_joiners": 1, "join_round": 3},

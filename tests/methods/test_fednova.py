@@ -33,10 +33,10 @@ def test_rounds_by_hand(weighting, aggregation, rho, mu):
     members = [Client("two", (torch.full((n, 1), x), torch.full((n,), y))) for x, y, n in rows]
     method = FedNova(weighting=weighting, aggregation=aggregation, mu=mu)
     settings = {"rounds": 4, "batch_size": 1, "lr": 0.3, "momentum": rho, "client_fraction": 0.7}
-    history = rounds(method, members, {"two": Two}, classes=2, lr_schedule="exponential", lr_gamma=0.8, **settings)
+    history = rounds(method, members, {"two": Two}, classes=2, lr_schedule="cosine", **settings)
     w, signs = np.array([0.3, -0.2]), set()
     for number, round in enumerate(history):
-        lr, asked = 0.3 * 0.8**number, round.record["clients"]
+        lr, asked = 0.15 * (1 + np.cos(np.pi * number / 4)), round.record["clients"]
         n = np.array([rows[i][2] for i in asked])
         p = n / n.sum() if weighting == "samples" else np.full(len(n), 1 / len(n))
         ends, a = zip(*(walked(w, members[i].data.train, lr, rows[i][2], rho, mu) for i in asked), strict=True)

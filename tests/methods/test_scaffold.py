@@ -27,13 +27,11 @@ def test_rounds_by_hand(control, momentum, aggregation):
         "client_fraction": 0.7,
         "momentum": momentum,
     }
-    fed, watch = federation(
-        method, members, {"two": Two}, classes=2, lr_schedule="exponential", lr_gamma=0.7, **settings
-    )
+    fed, watch = federation(method, members, {"two": Two}, classes=2, lr_schedule="cosine", **settings)
     fed.run()
     w = np.array([0.3, -0.2])
     for number, round in enumerate(watch.rounds):
-        lr, ends, changes = 0.4 * 0.7**number, [], []
+        lr, ends, changes = 0.2 * (1 + np.cos(np.pi * number / 5)), [], []
         for i in round.record["clients"]:
             np.testing.assert_allclose(round.down[i]["control"]["w"], c, atol=1e-6)
             data, now, m, raw = members[i].data.train, w, 0.0, []

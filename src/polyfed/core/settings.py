@@ -79,11 +79,8 @@ class Training(Settings):
     batch_size: Positive = Field(32, description="rows of a batch of local training")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="of local training")
     lr: Finite = Field(0.01, description="learning rate of local training")
-    lr_schedule: Literal["constant", "exponential", "cosine"] = Field(
+    lr_schedule: Literal["constant", "cosine"] = Field(
         "constant", description="how the learning rate changes from round to round; cosine: down to 0"
-    )
-    lr_gamma: Annotated[Annotated[float, Field(gt=0, le=1)] | None, ActsWith("lr_schedule", ("exponential",))] = Field(
-        None, description="exponential: factor of every round"
     )
     momentum: Annotated[float, Field(ge=0, lt=1, description="SGD only; 0 is off")] = 0.0
     weight_decay: Finite = Field(0.0, description="of the optimizer; 0 is off")
@@ -105,27 +102,19 @@ class Training(Settings):
     def lr_at(self, round: int, lr: float | None = None) -> float:
         """The learning rate of a round; a final round after the last one has the last one's.
 
-        After p of n rounds: constant lr; exponential lr gamma^p; cosine lr (1 + cos(pi p / n)) / 2.
+        After p of n rounds: constant lr; cosine lr (1 + cos(pi p / n)) / 2.
 
         Args:
             round: counted from 1. lr: of a phase that has its own; None: the setting's.
 
-        >>> [Training(lr=0.8, lr_schedule="exponential", lr_gamma=0.5).lr_at(t) for t in range(1, 5)]
-        [0.8, 0.4, 0.2, 0.1]
+        >>> [round(Training(rounds=2, lr=0.8, lr_schedule="cosine").lr_at(t), 3) for t in range(1, 4)]
+        [0.8, 0.4, 0.4]
         """
         rate = self.lr if lr is None else lr
         passed = max(1, min(round, self.rounds)) - 1
-        if self.lr_schedule == "exponential":
-            return rate * (self.lr_gamma or 1.0) ** passed
         if self.lr_schedule == "cosine":
             return rate * (1 + math.cos(math.pi * passed / self.rounds)) / 2
         return rate
-
-    @model_validator(mode="after")
-    def _schedule_is_whole(self) -> Training:
-        if self.lr_schedule == "exponential" and self.lr_gamma is None:
-            raise ValueError("lr_schedule 'exponential' needs lr_gamma, got none")
-        return self
 
     @model_validator(mode="after")
     def _momentum_is_sgd(self) -> Training:

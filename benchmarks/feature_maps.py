@@ -6,7 +6,7 @@
 For every map, number of features D, augmentation, number of rows and seed, the method `closed-form` runs one round of
 the recipe, which leaves the sums of all clients and of each. They are solved for every shrinkage s, together and for
 each client alone; the table has the best s by validation rows for either. Test rows are scored, too, and printed with
---test. A map that is made of the clients' rows is made of a client's own for "alone", in a second run.
+--test.
 
 Up and down are bytes of a client, of all that makes map and solution. Seconds of the processor are of one client's map
 of its rows as they are, of their sums, and of the server's solution; memory is the largest that these three add to a
@@ -32,7 +32,7 @@ from torch import Tensor
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.inference import CHUNK
-from polyfed.core.message import get_group, members, nbytes
+from polyfed.core.message import get_group, nbytes
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.engine.federation import Federation
@@ -42,7 +42,6 @@ from polyfed.functional.class_statistics import add, sum_rows
 from polyfed.functional.feature_maps.feature_map import FeatureMap
 
 _MIB = 2**20
-_OF_ROWS = ("patches",)  # maps that are made of the clients' rows
 _KEYS = ("recipe", "changes", "map", "features", "augmentation", "rows", "seed")
 
 Phi = Callable[[Tensor], Tensor]
@@ -52,26 +51,22 @@ Solution = tuple[Tensor, Tensor]
 
 def measure(wanted: dict[str, Any], shrinkages: Sequence[float]) -> dict[str, Any]:
     """All figures of one map on one seed's data."""
-    is_of_rows = wanted["map"] in _OF_ROWS
-    federation, result = run(wanted, [] if is_of_rows else ["method.keep_sums=true"])
+    federation, result = run(wanted)
     state = federation.server.state
     total = get_group(state, "sums")
     maps = maps_of(federation)
-    scores = {"together": judge(federation, maps, dict.fromkeys(maps, total), shrinkages)}
-    if is_of_rows:
-        alone, _ = run(wanted, ["method.alone=true"])
-        own = {number: members(alone.server.of_one(number).state, "sums") for number in maps}
-        scores["alone"] = judge(alone, maps_of(alone), own, shrinkages)
-    else:
-        own = {number: get_group(state, f"sums of client {number}") for number in maps}
-        scores["alone"] = judge(federation, maps, own, shrinkages)
+    own = {number: get_group(state, f"sums of client {number}") for number in maps}
+    scores = {
+        "together": judge(federation, maps, dict.fromkeys(maps, total), shrinkages),
+        "alone": judge(federation, maps, own, shrinkages),
+    }
     clients = len(federation.clients)
     solution = nbytes({"solution": get_group(state, "solution")})  # sent down in the next round
     sent = {"up": result["bytes_up"] / clients, "down": result["bytes_down"] / clients + solution}
     return {**wanted, **scores, **sent, **costs(federation.clients[0], maps[0], total)}
 
 
-def run(wanted: Mapping[str, Any], changes: Sequence[str]) -> tuple[Federation, dict[str, Any]]:
+def run(wanted: Mapping[str, Any]) -> tuple[Federation, dict[str, Any]]:
     """One round of the method."""
     named = [
         f"method.map={wanted['map']}",
@@ -80,8 +75,8 @@ def run(wanted: Mapping[str, Any], changes: Sequence[str]) -> tuple[Federation, 
         f"run.seed={wanted['seed']}",
         "training.rounds=1",
         *([f"data.max_train_per_client={wanted['rows']}"] if wanted["rows"] else []),
+        "method.keep_sums=true",
         *wanted["changes"],
-        *changes,
     ]
     federation = build_federation(Recipe.load(Path(wanted["recipe"]), named, method="closed-form"))
     return federation, federation.run().result

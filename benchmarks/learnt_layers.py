@@ -33,6 +33,7 @@ import argparse
 import copy
 import itertools
 import json
+import runpy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ from polyfed.functional.class_statistics import sum_rows
 from polyfed.functional.closed_forms import discriminant
 from polyfed.functional.feature_maps import images
 
+FILTERS = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "photograph_filters.py"))
 PARTS = ("train", "validation", "test")
 SHRINKAGES = (0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)  # s
 TEMPERATURES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)  # t
@@ -225,15 +227,15 @@ def second_layer(setting: Setting, made: Mapping[str, Tensor]) -> Features:
     """Features of as many centers of 3 x 3 patches of the first layer's maps, which are centers like the first's."""
     x = setting.prepare(setting.rows["train"].x[:4000])
     with torch.inference_mode():
-        patches = torch.cat([images.normalize_patches(first_maps(made, some), 3) for some in x.split(32)])
-        mean, whitening = images.whitening(len(patches), patches.sum(dim=0), patches.T @ patches)
+        patches = torch.cat([FILTERS["normalize_patches"](first_maps(made, some), 3) for some in x.split(32)])
+        mean, whitening = FILTERS["whitening"](len(patches), patches.sum(dim=0), patches.T @ patches)
         whitened = (patches - mean.float()) @ whitening.float()
     count = len(next(iter(made.values())))
     centers = F.normalize(torch.randn(count, len(mean), generator=generator(setting.seed, "second layer")), dim=1)
     for _ in range(ROUNDS):
-        sums = images.sum_nearest(whitened, centers)
+        sums = FILTERS["sum_nearest"](whitened, centers)
         centers = F.normalize(torch.where(sums.norm(dim=1, keepdim=True) > 0, sums, centers), dim=1)
-    second = images.filters_of_centers(centers, mean, whitening, count, 3)
+    second = FILTERS["filters_of_centers"](centers, mean, whitening, count, 3)
     return setting.features(lambda x: images.find_features(second, first_maps(made, x)))
 
 
@@ -351,7 +353,7 @@ def candidates_of_sums(setting: Setting, name: str, wanted: Sequence[str]) -> tu
 
 
 def make_map(setting: Setting, name: str) -> Mapping[str, Tensor]:
-    """Tensors of a map of the library, by its name and D; those of "patches" are made of all clients' rows."""
+    """Tensors of a map of the library, by its name and D."""
     kind, features = name.split("-")
     changes = [f"method.map={kind}", f"method.features={features}", "training.rounds=1"]
     federation = build_federation(Recipe.load(setting.recipe, [*setting.changes, *changes], method="closed-form"))

@@ -1,14 +1,19 @@
-"""Filters made of centers of patches: against loops over patches, and from sums alone."""
+"""Filters made of centers of patches, as the program of the photographs' filters makes them: against loops."""
 
 from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from polyfed.functional.feature_maps import images
 from polyfed.functional.feature_maps.feature_map import FeatureMap
+
+MADE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "photograph_filters.py")))
 
 
 def stream(seed: int = 0) -> torch.Generator:
@@ -31,18 +36,18 @@ def patches_of(x: Tensor, side: int) -> np.ndarray:
 
 def whitened(x: Tensor, side: int) -> tuple[Tensor, Tensor, Tensor]:
     """Whitened patches z (P, d), m and Z."""
-    u = images.normalize_patches(x.double(), side)
-    mean, matrix = images.whitening(len(u), u.sum(dim=0), u.T @ u)
+    u = MADE.normalize_patches(x.double(), side)
+    mean, matrix = MADE.whitening(len(u), u.sum(dim=0), u.T @ u)
     return (u - mean) @ matrix, mean, matrix
 
 
 def test_patches_are_normalized_one_by_one() -> None:
-    found = images.normalize_patches(IMAGES, 5)
+    found = MADE.normalize_patches(IMAGES, 5)
     np.testing.assert_allclose(found, patches_of(IMAGES, 5).reshape(-1, 50), atol=1e-5)
 
 
 def test_whitening_makes_directions_vary_alike() -> None:
-    u = images.normalize_patches(IMAGES, 3)
+    u = MADE.normalize_patches(IMAGES, 3)
     mean, matrix = whitened(IMAGES, 3)[1:]
     covariance = np.cov(u.double().numpy().T, bias=True)
     np.testing.assert_allclose(mean, u.double().mean(dim=0), atol=1e-6)
@@ -57,17 +62,17 @@ def test_a_step_sums_the_patches_nearest_by_angle_and_adds_up() -> None:
     for one in z.numpy():
         cosines = [float(one @ center) / np.linalg.norm(one) for center in centers.numpy()]
         expected[int(np.argmax(cosines))] += one
-    found = images.sum_nearest(z, centers)
+    found = MADE.sum_nearest(z, centers)
     np.testing.assert_allclose(found, expected, atol=1e-9)
-    torch.testing.assert_close(images.sum_nearest(z[:99], centers) + images.sum_nearest(z[99:], centers), found)
+    torch.testing.assert_close(MADE.sum_nearest(z[:99], centers) + MADE.sum_nearest(z[99:], centers), found)
 
 
 @pytest.mark.parametrize(("side", "cells"), [(5, 3), (3, 2)])
 def test_features_are_root_means_of_what_centers_answer(side: int, cells: int) -> None:
     z, mean, matrix = whitened(IMAGES, side)
-    centers = images.sum_nearest(z, torch.nn.functional.normalize(z[::300], dim=1))
+    centers = MADE.sum_nearest(z, torch.nn.functional.normalize(z[::300], dim=1))
     centers = torch.nn.functional.normalize(centers, dim=1)
-    found = FeatureMap(images.filters_of_centers(centers, mean, matrix, 2, side))(IMAGES[:4])
+    found = FeatureMap(MADE.filters_of_centers(centers, mean, matrix, 2, side))(IMAGES[:4])
     answers = (patches_of(IMAGES[:4], side) - mean.numpy()) @ matrix.numpy() @ centers.numpy().T - 0.5
     maps = torch.from_numpy(np.maximum(answers, 0)).permute(0, 3, 1, 2)
     expected = torch.nn.functional.adaptive_avg_pool2d(maps, cells).flatten(1).clamp(min=1e-8).sqrt()
@@ -77,13 +82,13 @@ def test_features_are_root_means_of_what_centers_answer(side: int, cells: int) -
 
 def test_gray_filters_look_at_each_channel_by_itself() -> None:
     z, mean, matrix = whitened(IMAGES[:, :1], 5)
-    made = FeatureMap(images.filters_of_centers(torch.nn.functional.normalize(z[:3], dim=1), mean, matrix, 1, 5))
+    made = FeatureMap(MADE.filters_of_centers(torch.nn.functional.normalize(z[:3], dim=1), mean, matrix, 1, 5))
     torch.testing.assert_close(made(IMAGES), torch.cat([made(IMAGES[:, :1]), made(IMAGES[:, 1:])], dim=1))
 
 
 def test_light_does_not_change_features_where_patches_are_not_faint() -> None:
     z, mean, matrix = whitened(IMAGES, 5)
-    made = FeatureMap(images.filters_of_centers(torch.nn.functional.normalize(z[:9], dim=1), mean, matrix, 2, 5))
+    made = FeatureMap(MADE.filters_of_centers(torch.nn.functional.normalize(z[:9], dim=1), mean, matrix, 2, 5))
     torch.testing.assert_close(made(IMAGES + 3), made(IMAGES), atol=1e-3, rtol=1e-3)
     assert float(made(1000 * IMAGES).max()) < 3, "features are bounded, whatever the scale"
     assert not made(torch.full_like(IMAGES, torch.inf)).any()

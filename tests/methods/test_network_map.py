@@ -145,7 +145,7 @@ def test_a_client_goes_on_with_the_weights_that_it_began_with_alone() -> None:
     [
         (
             {"map": "radnom"},
-            r"map: expected 'default', 'random', 'photographs', 'patches' or the name of .*, got 'radnom'",
+            r"map: expected 'default', 'random', 'photographs' or the name of .*, got 'radnom'",
         ),
         ({"map": MAP, "features": 300}, "features = 300 does nothing beside map = 'nets:encoder'"),
         ({"map": f"{MAP}@none"}, "the map 'nets:encoder@none': what stands behind '@' or '#' changes nothing"),

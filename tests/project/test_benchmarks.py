@@ -36,7 +36,7 @@ TINY = {  # the options with which a benchmark is through in a second, and the l
         3,
     ),
     "feature_maps.py": (
-        "--recipe suites/small/digits.toml --maps random,patches --features 36 --rows 10 --seeds 0 --shrinkage 0.1 "
+        "--recipe suites/small/digits.toml --maps random,photographs --features 36 --rows 10 --seeds 0 --shrinkage 0.1 "
         "--set data.num_clients=2",
         2,
     ),

@@ -3,8 +3,6 @@
 
 phi: a map that nobody trains, the same at every client and never sent (`functional.feature_maps`): of images by
      filters made of two photographs, else drawn from the run's seed.
-     "patches": filters of images made of all clients' patches, in five exchanges before the first sums; who has sent
-     no sums is sent them (`building_blocks.patch_centers`).
 client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S_k = sum of phi(x) phi(x)' over all rows
 server:          n, M, S = sums over the clients heard;  mu_c = M_c / n_c
                  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I
@@ -73,12 +71,12 @@ from polyfed.functional import class_statistics, closed_forms, noisy_sums
 from polyfed.functional.calibration import USUAL, fit_temperature
 from polyfed.functional.device_copies import in_float64
 from polyfed.functional.feature_maps.feature_map import FeatureMap, draw_map
-from polyfed.methods.building_blocks import network_map, patch_centers, sums_of_rows
+from polyfed.methods.building_blocks import network_map, sums_of_rows
 from polyfed.methods.building_blocks.network_map import NetworkMap
 from polyfed.methods.building_blocks.sums_of_rows import times
 from polyfed.validation.effect import ActsWith
 
-_MAPS = ("default", "random", "photographs", "patches")
+_MAPS = ("default", "random", "photographs")
 
 
 def _known_map(name: str) -> str:
@@ -92,10 +90,9 @@ def _known_map(name: str) -> str:
 class ClosedForm(Method):
     """A linear model on fixed features, solved at the server from sums."""
 
-    # phi, from inputs to features: "random"; of images, filters made of two "photographs", the same for everybody, or,
-    # in round 1, of all clients' "patches"; "default": photographs for images, random for all else; or what a frozen
-    # network gives before its head: "timm:NAME?pretrained", "torchvision:NAME?pretrained", "hf:NAME?pretrained",
-    # "package.module:name"
+    # phi, from inputs to features: "random"; of images, filters made of two "photographs", the same for everybody;
+    # "default": photographs for images, random for all else; or what a frozen network gives before its head:
+    # "timm:NAME?pretrained", "torchvision:NAME?pretrained", "hf:NAME?pretrained", "package.module:name"
     map: Annotated[str, AfterValidator(_known_map)] = "default"
     views: bool = True  # rows count with the views of training.augmentation, where it is set
     # D, numbers that an input becomes; of texts, all words count; a network has as many as it has
@@ -111,19 +108,13 @@ class ClosedForm(Method):
     second_moments: Literal["rows", "clients"] = "rows"
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return (*self._map_exchanges(round), Exchange(trains=False))
-
-    def _map_exchanges(self, round: int) -> Sequence[Exchange]:
-        return patch_centers.exchanges(round) if self.map == "patches" else ()
+        return (Exchange(trains=False),)
 
     def init_server(self, server: Server) -> None:
         if self.map == "photographs":
-            sums_of_rows.check_images(server, self.name, self.map)
+            sums_of_rows.check_images(server, self.name)
         if self.uses_photographs:
             sums_of_rows.check_photographs(server, self.name, self.features)
-        if self.map == "patches":
-            patch_centers.check(server, self.name, self.keep_sums, self.unit_features)
-            patch_centers.start(server, self.features)
         if not self.views and server.training.augmentation == "none":
             raise ConfigError(
                 f"{self.name}: views = false does nothing without training.augmentation; leave it at true"
@@ -142,8 +133,6 @@ class ClosedForm(Method):
 
     # client: sums of features, once --------------------------------------------------------------------------
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        if patch_centers.is_under_way(client.exchange):
-            return {"patches": patch_centers.sum_patches(client)}
         holds = get_tensor(client.state, "solved") if "solved" in client.state else torch.tensor(0)
         if client.state.get("heard"):
             return {"holds": holds}
@@ -201,9 +190,6 @@ class ClosedForm(Method):
     # Solutions are numbered: "solved" is the number of the latest, 0 before the first. A client sends the number of the
     # one it "holds", and its sums until it was "heard"; "held" has the numbers last sent by those who were heard.
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        if patch_centers.is_under_way(server.exchange):
-            patch_centers.improve(server, uploads)
-            return
         held = members(server.state, "held")
         new = [i for i, message in uploads.items() if "sums" in message and str(i) not in held]
         possible = [i for i in new if self._add(server, i, uploads[i])]
@@ -247,7 +233,7 @@ class ClosedForm(Method):
     def broadcast(self, server: Server, client_id: int) -> Message:
         held = members(server.state, "held").get(str(client_id))
         heard = torch.ones((), dtype=torch.uint8)
-        message: State = patch_centers.message(server) if held is None else {"heard": heard}
+        message: State = {} if held is None else {"heard": heard}
         if "solved" not in server.state:
             return message
         solved = get_tensor(server.state, "solved")
@@ -259,8 +245,6 @@ class ClosedForm(Method):
 
     # client: the model ----------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        if "map" in message:
-            client.state["map"] = {name: tensor.clone() for name, tensor in get_group(message, "map").items()}
         self._map_of(client)
         if "solved" in message:
             client.state["solved"] = get_tensor(message, "solved").clone()
@@ -317,8 +301,6 @@ class ClosedForm(Method):
 
     # a client can be forgotten --------------------------------------------------------------------------------
     def remembered(self, state: State) -> Collection[int]:
-        if self.map == "patches":
-            raise ConfigError(patch_centers.NOT_FORGOTTEN)
         if not self.keep_sums:
             raise ConfigError("expected method.keep_sums = true, so that a client's sums can be taken out, got false")
         return sums_of_rows.kept_clients(state)
@@ -356,7 +338,6 @@ class ClosedForm(Method):
     upload_form = {
         "sums": sums_of_rows.form,
         "holds": Entry(types=(torch.int64,), least=0),
-        "patches": patch_centers.form,
         "network": network_map.DIGEST,
     }
 
@@ -376,10 +357,7 @@ class ClosedForm(Method):
     def bounds_rows(self) -> bool:
         return self.unit_features and not self.is_alone
 
-    fixed_entries = {
-        "sums": "sums of rows, which would be solved with all that was done to them; see unit_features",
-        "patches": "sums of patches, of which filters are made with all that was done to them",
-    }
+    fixed_entries = {"sums": "sums of rows, which would be solved with all that was done to them; see unit_features"}
 
     @property
     def exposed(self) -> Exposed | None:

@@ -54,7 +54,7 @@ class OwnPlusCommon(ClosedForm):
     control: Literal["none", "permuted"] = "none"  # "permuted": the common model's classes are shifted by one
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return (*self._map_exchanges(round), Exchange(trains=self.own == "network"))
+        return (Exchange(trains=self.own == "network"),)
 
     def final_exchanges(self) -> Sequence[Exchange]:
         return (Exchange("last", who="all", trains=False),)

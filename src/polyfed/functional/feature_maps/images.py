@@ -8,9 +8,9 @@ deep networks", NeurIPS 2011); of every average the square root, so that large o
     centers  `directions`, `offsets`: centers of normalized, whitened patches; ReLU(center . z - 1/2), patches within:
                  u = (p - mean of p) / (standard deviation of p + 0.3),  p: the d = C k k numbers of a patch
                  z = Z (u - m),  m, Sigma = V Lambda V': mean and covariance of u,  Z = V (Lambda + 0.03)^-1/2 V'
-             a step of spherical k-means: a center becomes the sum of the z nearest to it by angle, then of norm 1
-             (Coates and Ng, "Learning feature representations with k-means", 2012). m, Sigma and the steps need sums of
-             patches alone. Filters of one channel look at each channel of an image by itself.
+             The centers are those of spherical k-means (Coates and Ng, "Learning feature representations with
+             k-means", 2012), which `scripts/photograph_filters.py` runs. Filters of one channel look at each channel of
+             an image by itself.
 
 Shapes: N images, P patches, d numbers of a patch, K filters, D features.
 """
@@ -27,9 +27,7 @@ _SMALL_SIDE = 8  # pixels
 _BIAS = 0.25  # standard deviation of a bias
 _SMALLEST = 1e-8  # smallest mean, and variance: its square root has a slope there
 _IMAGES = 16  # at a time: their maps fit the caches, and their memory is used again
-_FLOOR = 0.3  # standard deviation below which a patch is rather flat than faint
-_RIDGE = 0.03  # added to the variances of normalized patches, of which the largest are about 10
-_THRESHOLD = 0.5  # of a center's response
+FLOOR = 0.3  # standard deviation below which a patch is rather flat than faint
 
 
 def count_cells(shape: Sequence[int]) -> int:
@@ -80,45 +78,6 @@ def _pool_filters(drawn: Mapping[str, Tensor], x: Tensor) -> Tensor:
 # centers of patches --------------------------------------------------------------------------------------------------
 
 
-def normalize_patches(x: Tensor, side: int, step: int = 1) -> Tensor:
-    """Normalized patches u (P, d) of prepared images (N, C, H, W): side x side pixels, d by channel, row and column.
-
-    step: pixels from one patch to the next, down and across, from the top left corner on.
-    """
-    patches_Pd = F.unfold(x, side, stride=step).transpose(1, 2).flatten(0, 1)
-    centered_Pd = patches_Pd - patches_Pd.mean(dim=1, keepdim=True)
-    spread_P1 = centered_Pd.square().mean(dim=1, keepdim=True).sqrt()
-    return centered_Pd / (spread_P1 + _FLOOR)
-
-
-def whitening(count: int, sum_d: Tensor, products_dd: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean m (d,) and Z (d, d), in float64, by the number of normalized patches, the sum of u and that of u u'."""
-    mean_d = sum_d.double() / count
-    covariance_dd = products_dd.double() / count - torch.outer(mean_d, mean_d)
-    values_d, vectors_dd = torch.linalg.eigh(covariance_dd)
-    scale_d = (values_d.clamp(min=0) + _RIDGE).rsqrt()
-    return mean_d, (vectors_dd * scale_d) @ vectors_dd.T
-
-
-def sum_nearest(whitened_Pd: Tensor, centers_Kd: Tensor) -> Tensor:
-    """Per center the sum (K, d) of the z nearest to it by angle; centers of norm 1."""
-    nearest_P = (whitened_Pd @ centers_Kd.T).argmax(dim=1)  # of a patch all angles have one length as denominator
-    return torch.zeros_like(centers_Kd).index_add_(0, nearest_P, whitened_Pd)
-
-
-def filters_of_centers(
-    centers_Kd: Tensor, mean_d: Tensor, whitening_dd: Tensor, channels: int, side: int
-) -> dict[str, Tensor]:
-    """Directions (K, C, k, k) and offsets (K,), in float32: a response is direction . p / (spread of p + 0.3) - offset.
-
-    The mean of a patch need not be taken from it, as a direction sums to zero.
-    """
-    directions_Kd = centers_Kd.double() @ whitening_dd
-    offsets_K = directions_Kd @ mean_d + _THRESHOLD
-    directions_Kd = directions_Kd - directions_Kd.mean(dim=1, keepdim=True)
-    return {"directions": directions_Kd.float().view(-1, channels, side, side), "offsets": offsets_K.float()}
-
-
 def _pool_directions(made: Mapping[str, Tensor], x: Tensor) -> Tensor:
     directions = made["directions"]
     channels, side = directions.shape[1], directions.shape[-1]
@@ -126,6 +85,6 @@ def _pool_directions(made: Mapping[str, Tensor], x: Tensor) -> Tensor:
     average = torch.full_like(directions[:1], 1 / directions[0].numel())
     mean = F.conv2d(each, average)
     variance = F.conv2d(each.square(), average) - mean.square()
-    spread = variance.clamp(min=_SMALLEST).sqrt() + _FLOOR
+    spread = variance.clamp(min=_SMALLEST).sqrt() + FLOOR
     maps = F.conv2d(each, directions) / spread - made["offsets"].view(-1, 1, 1)
     return _average(maps.relu_(), side).reshape(x.shape[0], -1)  # len would fix the number where it is exported

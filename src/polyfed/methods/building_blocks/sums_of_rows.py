@@ -61,12 +61,12 @@ def form(known: UploadContext, name: str) -> Members:
     return Members({key: (entry,) for key, entry in entries.items()})
 
 
-def check_images(server: Server, method: str, map_name: str) -> None:
-    """Whether inputs are images."""
+def check_images(server: Server, method: str) -> None:
+    """Whether inputs are images, as the map "photographs" needs."""
     x = server.prepare(server.input_example)
     if x.dim() != 4 or not x.is_floating_point():
         raise ConfigError(
-            f"{method}: expected inputs (C, H, W) of floats with map = '{map_name}', got {tuple(x.shape[1:])} of "
+            f"{method}: expected inputs (C, H, W) of floats with map = 'photographs', got {tuple(x.shape[1:])} of "
             f"{x.dtype}"
         )
 

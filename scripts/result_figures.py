@@ -2,7 +2,7 @@
 
     python scripts/result_figures.py
 
-Writes sizes.png, others-rows.png and unlike-own-data.png into docs/results.
+Writes rows.png, sizes.png, others-rows.png and unlike-own-data.png into docs/results.
 """
 
 from __future__ import annotations
@@ -14,10 +14,19 @@ from results_pages import RESULTS, measurements, settings
 
 from polyfed.report.benchmark_results import SettingResult
 from polyfed.report.plot_style import HEIGHT, SHEET, canvas, empty_figure, legend, line_style, style_axes
+from polyfed.report.statistics import Estimate
 
 UNLIKE_OWN = {  # stored table -> its column, and what it shows
     "fedin-table1-fashion-small": ("accuracy", "Fashion-MNIST, one test set for all"),
     "naturals-watch-newcomers": ("held out, received", "the watch, newcomers"),
+}
+BY_ROWS = {  # row of suites/rows -> what needs which clients
+    "local": "local: a network, nobody else",
+    "own-linear": "own-linear: scikit-learn, nobody else",
+    "closed-form-alone": "closed-form, nobody else",
+    "fedgh": "fedgh: the others' class means",
+    "pooled-shares": "pooled-shares: a network, all rows in one place",
+    "closed-form": "closed-form: the others' sums",
 }
 OVER_SIZES = (  # rows of suites/sizes
     "fedgh", "fd", "fedavg-tuned", "closed-form", "own-plus-common-alone", "own-plus-common", "pooled-tuned",
@@ -44,6 +53,26 @@ def unlike_own_data() -> None:
         axes.set(xlabel="accuracy [%]", xlim=(0, None))
         style_axes(axes, grid="x")
     figure.savefig(RESULTS / "unlike-own-data.png", **SHEET)
+
+
+def rows() -> None:
+    """Accuracy against the labeled rows that a client has, trained on and for validation together."""
+    by_rows = {one.rows_per_client("training", "validation") or 0.0: one for one in settings("rows").values()}
+    counts = sorted(by_rows)
+    about = "CIFAR-10, ten clients, five networks, every label counted. Mean over seeds, 95 % intervals."
+    figure, axes = empty_figure("What are the other clients' rows worth?", about)
+    handles = []
+    for at, name in enumerate(BY_ROWS):
+        known = [(count, Estimate.of(scores)) for count in counts if (scores := by_rows[count].scores.get(name))]
+        drawn = [(count, 100 * score.mean, 100 * (score.margin or 0.0)) for count, score in known if score.mean]
+        places, means, margins = zip(*drawn, strict=True)
+        look = {**line_style(at), "elinewidth": 1, "capsize": 2, "markersize": 4}
+        handles.append(axes.errorbar(places, means, yerr=margins, **look))
+    axes.set(xscale="log", xlabel="labeled rows per client", ylabel="accuracy [%]")
+    axes.set_xticks(counts, [f"{count:.0f}" for count in counts])
+    axes.minorticks_off()
+    legend(axes, handles, list(BY_ROWS.values()))
+    figure.savefig(RESULTS / "rows.png", **SHEET)
 
 
 def sizes() -> None:
@@ -96,5 +125,5 @@ def _gains(
 
 
 if __name__ == "__main__":
-    for draw in (sizes, others_rows, unlike_own_data):
+    for draw in (rows, sizes, others_rows, unlike_own_data):
         draw()

@@ -165,7 +165,7 @@ READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
 }
 # read no run folder, or those that sweep and compare read for them
 OTHERS = {"benchmark", "check", "methods", "models", "datasets", "recipe", "new"}
-OTHERS |= {"deploy init", "deploy certify", "deploy key", "deploy server", "deploy node"}
+OTHERS |= {"deploy init", "deploy check", "deploy certify", "deploy key", "deploy server", "deploy node"}
 
 
 def test_every_command_is_known() -> None:

@@ -97,6 +97,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help li
 AUDIT_COMMANDS: tuple[Callable[..., None], ...] = (audit_commands.leakage,)
 DEPLOY_COMMANDS: tuple[Callable[..., None], ...] = (
     deploy_commands.init,
+    deploy_commands.check,
     deploy_commands.certify,
     deploy_commands.key,
     deploy_commands.forget,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from polyfed.cli.options import (
+    AsJson,
     Loggers,
     MethodName,
     Overrides,
@@ -20,7 +22,14 @@ from polyfed.cli.options import (
     Trust,
     with_loggers,
 )
-from polyfed.cli.output import print_files, print_run, print_text, raise_if_nothing_learnt
+from polyfed.cli.output import (
+    all_problems_listed,
+    print_files,
+    print_json,
+    print_run,
+    print_text,
+    raise_if_nothing_learnt,
+)
 
 
 def init(
@@ -155,6 +164,37 @@ def node(
     from polyfed.deploy.supernode import join
 
     join(Recipe.load(recipe), config, server=server, authority=authority, key=key)
+
+
+def check(
+    recipe: RecipeOption,
+    config: Annotated[
+        str | None,
+        typer.Option("--node-config", metavar="TEXT", help="The node's own settings [client 0, the recipe's data]."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """What does a node send, at most?
+
+    A line for each kind of answer: how often, what, how many bytes and bits a row, what hides it, its epsilon. Tries
+    some batches with the node's rows; writes nothing and sends nothing.
+
+    \b
+    polyfed deploy check --recipe recipes/quickstart.toml
+    polyfed deploy check --recipe recipes/quickstart.toml --node-config 'client-id=1 state-dir="s" share-model=true'
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.config.recipe import Recipe
+    from polyfed.deploy.answer_table import answer_table
+    from polyfed.deploy.node_config import NodeConfig
+    from polyfed.deploy.supernode import read_config
+
+    own = NodeConfig.model_validate({"client-id": 0, "state-dir": "."}) if config is None else read_config(config)
+    with all_problems_listed():
+        table = answer_table(Recipe.load(recipe), own)
+    if json:
+        print_json({**dataclasses.asdict(table), "answers": [one.fields() for one in table.answers]})
+    else:
+        print_text(str(table))
 
 
 def local(

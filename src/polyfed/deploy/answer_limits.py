@@ -40,6 +40,9 @@ class AnswerLimits:
 
     Args:
         recipe: the node's own. config: its configuration. rows: how many it trains on.
+
+    Attributes:
+        runs: so many are answered where rows are told of by noise or by scores.
     """
 
     def __init__(self, recipe: Recipe, config: NodeConfig, rows: int) -> None:
@@ -51,7 +54,7 @@ class AnswerLimits:
             or self._method.privacy_releases(recipe.training, rows)
         )
         self._requests = config.answers or _REQUESTS[self._has_noise]
-        self._runs = config.answers or 1
+        self.runs = config.answers or 1
         shared = shared_config(recipe)
         shared["training"] = {**shared.get("training", {}), "rounds": 0}  # a recipe is one, however many rounds it has
         digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()
@@ -99,6 +102,13 @@ class AnswerLimits:
                 return False
         return has_scores
 
+    def most(self, kind: Kind, times: int) -> int:
+        """Different answers of a kind, over all restarts and runs of this recipe alone.
+
+        times: how often a run of it may ask. For scores: of no effect.
+        """
+        return self._most_scores({self._recipe.training.rounds}) if kind == "score" else self._requests * times
+
     def count_release(self, task: TaskRequest, message: Message) -> None:
         """Note what is about to leave the node, where noise hides rows in it.
 
@@ -110,7 +120,7 @@ class AnswerLimits:
             return
         digest = hashlib.sha256(to_bytes(sent)).hexdigest()
         what = "sums of all rows" if self._is_one_release else f"noise in {_when(task)}"
-        self._count(what, digest, self._runs)
+        self._count(what, digest, self.runs)
 
     def _most_scores(self, lengths: Collection[int]) -> int:
         """Answers with scores that the recipe's own schedule needs: of its evaluated rounds, and of a final one.
@@ -122,7 +132,26 @@ class AnswerLimits:
         if "after_training" in evaluation.stages(self._method.evaluation_stage):
             per_round += len(self._method.exchanges(1))
         evaluated = {*range(n, max(lengths) + 1, n), *lengths}
-        return self._runs * per_round * (len(evaluated) + len(lengths))
+        return self.runs * per_round * (len(evaluated) + len(lengths))
+
+
+def scores_with_job(recipe: Recipe, task: TaskRequest) -> tuple[bool, list[str]]:
+    """What the recipe scores with the job that is asked for.
+
+    Returns:
+        Whether the client is scored right after local training; the parts of its data by which it is scored as it
+        stands after the job.
+    """
+    method = recipe.chosen_method
+    stages = recipe.evaluation.stages(method.evaluation_stage)
+    if not recipe.evaluation.is_due(task.round, recipe.training.rounds, task.is_final):
+        return False, []
+    exchanges = method.final_exchanges() if task.is_final else method.exchanges(task.round)
+    parts = []
+    if task.exchange_index == len(exchanges) - 1:
+        parts += ["test"] if "personal" in stages else []
+        parts += ["validation"] if stages[0] != "received" else []
+    return exchanges[task.exchange_index].trains and "after_training" in stages, parts
 
 
 def _when(task: TaskRequest) -> str:

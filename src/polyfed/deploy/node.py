@@ -20,7 +20,7 @@ from polyfed.core.method import Method
 from polyfed.core.modules import as_split_model
 from polyfed.core.randomness import keep_global_rng
 from polyfed.data.samples import checksum_of
-from polyfed.deploy.answer_limits import AnswerLimits
+from polyfed.deploy.answer_limits import AnswerLimits, scores_with_job
 from polyfed.deploy.node_config import NodeConfig, auxiliary_network, data_of_node
 from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, checkpoint_id, load_or_create_key, token
 from polyfed.deploy.protocol import (
@@ -71,6 +71,9 @@ class Node:
         recipe: the same experiment as the server's. config: this node's own.
         data: keeps data between envelopes of one process.
 
+    Attributes:
+        recipe: with what the configuration changes in it.
+
     Raises:
         ConfigError: its folder is not its own.
     """
@@ -81,7 +84,7 @@ class Node:
         self._data = data or DataCache()
         if config.root is not None:
             recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": config.root})})
-        self._recipe = recipe.with_run(device=config.device or recipe.run.device)
+        self.recipe = recipe.with_run(device=config.device or recipe.run.device)
 
     def answer(self, envelope: Envelope) -> Envelope:
         """The node's answer.
@@ -90,20 +93,20 @@ class Node:
             PolyfedError: there is none; the reason.
         """
         task = parse(TaskRequest, envelope.facts)
-        if found := first_difference(task.settings, shared_config(self._recipe)):
+        if found := first_difference(task.settings, shared_config(self.recipe)):
             key, theirs, own = found
             raise ConfigError(
                 f"expected the server's recipe at client {self._config.client_id}, but {key} is {theirs!r} at the "
                 f"server and {own!r} here"
             )
         with single_threaded():
-            turn = NodeTask(self._recipe, self._config, self._data, task)
+            turn = NodeTask(self.recipe, self._config, self._data, task)
             if envelope.kind == "hello":
                 return Envelope("hello", turn.introduction().model_dump())
-            limits = AnswerLimits(self._recipe, self._config, turn.client.n)
+            limits = AnswerLimits(self.recipe, self._config, turn.client.n)
             limits.check(envelope.kind, task)
             turn.take_up()
-            at_once, parts = turn.scores_with_job() if envelope.kind == "train" else (False, [])
+            at_once, parts = scores_with_job(self.recipe, task) if envelope.kind == "train" else (False, [])
             if not limits.count(envelope.kind, task, turn.request(envelope), at_once or bool(parts)):
                 at_once, parts = False, []
             message = read_message(envelope.body) if envelope.body else None
@@ -230,23 +233,6 @@ class NodeTask:
             except (ValueError, KeyError) as error:
                 where = f"client {client.id} ('{client.architecture}')"
                 raise RunError(f"{where}: the state on its disk is not of this network: {error}") from None
-
-    def scores_with_job(self) -> tuple[bool, list[str]]:
-        """What the recipe scores with the job that is asked for.
-
-        Returns:
-            Whether the client is scored right after local training; the parts of its data by which it is scored as it
-            stands after the job.
-        """
-        task, recipe, method = self.task, self._recipe, self._method
-        if not recipe.evaluation.is_due(task.round, recipe.training.rounds, task.is_final):
-            return False, []
-        exchanges = method.final_exchanges() if task.is_final else method.exchanges(task.round)
-        parts = []
-        if task.exchange_index == len(exchanges) - 1:
-            parts += ["test"] if "personal" in self._stages else []
-            parts += ["validation"] if self._stages[0] != "received" else []
-        return exchanges[task.exchange_index].trains and "after_training" in self._stages, parts
 
     def train(
         self, message: Message, is_scored_at_once: bool, parts: Sequence[str], release: Callable[[Message], None]

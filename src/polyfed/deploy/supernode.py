@@ -76,7 +76,7 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
     private = _read_key(Path(key))
     _check_authority(Path(authority))
-    node = Node(recipe, _read_config(config))
+    node = Node(recipe, read_config(config))
     node.answer(Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
     with raise_on_termination(), connect(server, Path(authority), private) as fleet:
         answer_forever(answering(node.answer), fleet)
@@ -108,8 +108,13 @@ def _check_authority(path: Path) -> None:
         ) from None
 
 
-def _read_config(text: str) -> NodeConfig:
-    """A node's configuration as Flower reads one on a command line."""
+def read_config(text: str) -> NodeConfig:
+    """A node's configuration as Flower reads one on a command line.
+
+    Raises:
+        ConfigError: it is none, or Flower is not installed.
+    """
+    require_package("flwr", "--node-config")
     import click
     from flwr.common.config import parse_config_args
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,25 @@ def find_mismatch(form: Form, message: Message, known: UploadContext) -> str | N
         if problem is not None:
             return problem
     return None
+
+
+def largest_nbytes(form: Form | None, message: Message, known: UploadContext) -> int:
+    """Bytes that an upload with the tensors of this one may have, by its form; without one, those that it has."""
+    total = 0
+    for name, value in message.items():
+        expected = (form or {}).get(name)
+        if isinstance(value, Tensor):
+            total += _most_nbytes(value, [expected] if isinstance(expected, Entry) else [], known)
+            continue
+        allowed = {} if expected is None or isinstance(expected, Entry) else expected(known, name).entries
+        total += sum(_most_nbytes(tensor, allowed.get(key, ()), known) for key, tensor in value.items())
+    return total
+
+
+def _most_nbytes(tensor: Tensor, entries: Sequence[Entry], known: UploadContext) -> int:
+    shapes = [entry.shape for entry in entries if entry.shape is not None]
+    sizes = [[known.size(size.most if isinstance(size, UpTo) else size) for size in shape] for shape in shapes]
+    return max([tensor.numel(), *map(math.prod, sizes)]) * tensor.element_size()
 
 
 def _odd_group(name: str, group: Group, expected: Members, known: UploadContext, chosen: dict[str, int]) -> str | None:

@@ -43,12 +43,15 @@ _BATCHES = 5  # batches of each phase, at most, in rounds after the first; recip
 class TrialRounds:
     """The trial of a federation. The method is started, and the federation cannot be run afterwards.
 
+    Args:
+        wanted: number of the client that takes part for its network; None: the first of each network.
+
     Attributes:
         networks: number of a client -> what it trains in the later round.
         server_seconds: of the later round.
     """
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: Federation, wanted: int | None = None) -> None:
         self._federation = federation
         method, server = federation.method, federation.server
         server.run_passes = None  # all is done in this process: nobody would end the run's own workers
@@ -60,6 +63,8 @@ class TrialRounds:
         self._variants = {client.id: method.variant(server, client.id) for client in federation.clients}
         self.networks = {c.id: f"{c.architecture} {self._variants[c.id]}".rstrip() for c in federation.clients}
         firsts = {self.networks[client.id]: client for client in reversed(federation.clients)}
+        if wanted is not None:
+            firsts[self.networks[wanted]] = federation.clients[wanted]
         self._measured = sorted(firsts.values(), key=lambda client: client.id)
         setup = ExecutorSetup(method, federation.model_factory, federation.clients, federation.store)
         self._executor = MeasuringExecutor(setup)

@@ -24,7 +24,7 @@ def numbers(text: str) -> list[float]:
 
 
 def test_the_example_prints_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    """Bytes exactly; accuracies nearly, as processors round differently; not seconds. The picture has a message's bytes."""
+    """Bytes exactly, accuracies nearly (processors round differently), seconds not; the picture has those of one."""
     (example, shown), *_ = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", README, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {"__name__": "__main__"})
     printed = capsys.readouterr().out

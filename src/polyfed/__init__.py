@@ -22,7 +22,7 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "Executor": "engine.executors.executor",
     "Training": "core.settings", "Evaluation": "core.settings", "Availability": "plugins.settings",
     "Privacy": "core.settings", "RobustAggregation": "plugins.settings",
-    "Adversaries": "plugins.settings",
+    "Adversaries": "plugins.settings", "SecureSums": "plugins.settings",
     "Client": "core.client", "PublicData": "core.client", "Method": "core.method",
     "SplitModel": "models.split",
     "hyperparameters": "validation.hyperparameters",

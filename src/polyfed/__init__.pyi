@@ -33,6 +33,7 @@ from polyfed.plugins.settings import Adversaries as Adversaries
 from polyfed.plugins.settings import Availability as Availability
 from polyfed.plugins.settings import Devices as Devices
 from polyfed.plugins.settings import RobustAggregation as RobustAggregation
+from polyfed.plugins.settings import SecureSums as SecureSums
 from polyfed.report.frames import results as results
 from polyfed.validation.hyperparameters import hyperparameters as hyperparameters
 

@@ -303,6 +303,7 @@ PLUGINS = Registry(  # in the order of their hooks
         "adversaries": "polyfed.plugins.adversaries:AdversarialClients",
         "frozen parameters": "polyfed.plugins.frozen_parameters:FrozenParameters",
         "privacy": "polyfed.plugins.privacy:UploadPrivacy",
+        "secure_sums": "polyfed.plugins.secure_sums:SecureSummation",
     },
 )
 EXECUTORS = Registry(

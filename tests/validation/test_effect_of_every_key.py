@@ -132,6 +132,9 @@ CASES: dict[str, Refused] = {
     ),
     "devices.on_out_of_memory": refused(NO_DEVICES, on_out_of_memory="leave out"),
     "devices.time_jitter": refused(NO_DEVICES, time_jitter=0.1),
+    "secure_sums.enabled": refused(f"secure_sums.enabled = true {NO_UPLOADS}", enabled=True),
+    "secure_sums.threshold": refused("set enabled to true", threshold=0.8),
+    "secure_sums.min_clients": refused("set enabled to true", min_clients=5),
     "robust_aggregation.aggregator": refused(
         f"robust_aggregation.aggregator = 'median' {NO_UPLOADS}", aggregator="median"
     ),

@@ -57,6 +57,7 @@ from polyfed.plugins.settings import (
     Availability,
     Devices,
     RobustAggregation,
+    SecureSums,
 )
 from polyfed.records.read import check_links
 from polyfed.registry import PLUGINS, check_trusted, folders_of, import_object, texts
@@ -82,6 +83,7 @@ class Recipe(Settings):
     devices: Devices = Field(default_factory=Devices)
     robust_aggregation: RobustAggregation = Field(default_factory=RobustAggregation)
     adversaries: Adversaries = Field(default_factory=Adversaries)
+    secure_sums: SecureSums = Field(default_factory=SecureSums)
     plugins: list[PluginChoice] = Field(default_factory=list)
     run: RunSettings = Field(default_factory=RunSettings)
     _stem: str = PrivateAttr("recipe")
@@ -280,6 +282,7 @@ class Recipe(Settings):
             self.robust_aggregation,
             self.adversaries,
             self.privacy,
+            self.secure_sums,
         ]
         return [*ours, *(make() for make in self._own_plugins)]
 

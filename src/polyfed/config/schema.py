@@ -23,7 +23,7 @@ from polyfed.data.sources import find_source
 from polyfed.engine.task import OutputSettings, WorkSettings
 from polyfed.model_groups import GROUPS
 from polyfed.places import LARGEST
-from polyfed.plugins.settings import Adversaries, Availability, Devices, RobustAggregation
+from polyfed.plugins.settings import Adversaries, Availability, Devices, RobustAggregation, SecureSums
 from polyfed.records import paper_tables
 from polyfed.registry import MODELS, suggest
 from polyfed.validation.effect import ActsWith
@@ -252,5 +252,6 @@ SECTIONS: dict[str, type[Settings]] = {  # those whose keys are fixed; a method 
     "devices": Devices,
     "robust_aggregation": RobustAggregation,
     "adversaries": Adversaries,
+    "secure_sums": SecureSums,
     "run": RunSettings,
 }

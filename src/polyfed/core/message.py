@@ -23,6 +23,7 @@ Message = Mapping[str, Tensor | Group]
 State = dict[str, Tensor | dict[str, Tensor]]  # tensors are replaced, never written into: a round can be undone
 
 _SEPARATOR = "/"
+ADDENDS = "addends"  # the group of an upload of which the server learns the total alone (`[secure_sums]`)
 _CPU = torch.device("cpu")
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State, nbytes
+from polyfed.core.message import Group, Message, State, nbytes
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import trainable_parameters
 from polyfed.core.releases import Release
@@ -236,6 +236,17 @@ def server_follows_device(method: Method) -> bool:
     return hasattr(kind.aggregate, "follows_device") and all(issubclass(owners[-1], owner) for owner in owners)
 
 
+def has_addends(method: Method) -> bool:
+    """Whether uploads add up: no class that changes what goes up, or what becomes of it, is below that of `addends`."""
+
+    def owner(hook: str) -> type:
+        return next(base for base in type(method).__mro__ if hook in vars(base))
+
+    return owner("addends") is not Method and all(
+        issubclass(owner("addends"), owner(hook)) for hook in ("upload", "aggregate")
+    )
+
+
 class Method:
     """Base class of all methods: local training without communication.
 
@@ -255,6 +266,7 @@ class Method:
             aggregation compares them, like `delta_entries` and rows by "labels" (`plugins.robust_aggregation`).
         unaligned_entries: entries with a row per label that are features of the clients' own networks, so that numbers
             are not comparable between clients: coordinate-wise aggregators do not apply.
+        same_addends: whether a client's `addends` are the same in every round, as its rows are.
         ignores_initial_weights: for a client without weights of its own, `receive` overwrites the whole network without
             reading it, so that the engine need not draw initial weights. Not inherited by a class that overrides
             `receive` or `broadcast`.
@@ -271,6 +283,7 @@ class Method:
     delta_entries: ClassVar[tuple[str, ...]] = ()
     aligned_entries: ClassVar[tuple[str, ...]] = ()
     unaligned_entries: ClassVar[tuple[str, ...]] = ()
+    same_addends: ClassVar[bool] = False
     ignores_initial_weights: ClassVar[bool] = False
     common_start: ClassVar[Literal["nothing", "head", "all"]] = "nothing"
     trains_alone: ClassVar[str] = ""
@@ -325,6 +338,35 @@ class Method:
         """Aggregate uploads from any subset of the selected clients, including the empty one, ordered by client number.
 
         By `staleness_weighting` they may also be of clients selected in an earlier round.
+        """
+
+    # the same, where the server sees the total of the uploads alone ([secure_sums]) --------------------------
+    def check_addends(self, server: Server) -> None:
+        """Whether uploads add up with these settings and networks; asked before round 1.
+
+        Raises:
+            ConfigError: they do not.
+        """
+
+    def sends_addends(self, server: Server, client_id: int) -> bool:
+        """Whether a client that is asked in the present exchange has something to be added up."""
+        return True
+
+    def addends(self, client: Client, upload: Message) -> tuple[Group, Message]:
+        """What of an upload is added up over clients, in float32 or float64, and the rest, which the server sees.
+
+        A number may be at most `functional.fixed_point.LARGEST` times the client's rows.
+        """
+        return {}, upload
+
+    def aggregate_sum(
+        self, server: Server, total: Group, summed: Collection[int], others: Mapping[int, Message]
+    ) -> None:
+        """Aggregate the total of the addends, in the place of `aggregate`.
+
+        Args:
+            total: its tensors have the names, shapes and types of the addends. {}: there is none.
+            summed: the clients whose addends it has. others: the rest of every upload, by number of client.
         """
 
     # what it needs, and what is evaluated --------------------------------------------------------------------

@@ -5,7 +5,7 @@ read what arrived (`decode`, `receive`) in the reverse order: what was done last
 
     before round 1   validate
     a round          absent, select; then for every exchange: encode (at the client), receive / decode, after_jobs,
-                     complete, before_aggregate; at its end: record
+                     complete, before_aggregate, aggregate; at its end: record
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, first_nonfinite, freeze
+from polyfed.core.message import ADDENDS, Message, first_nonfinite, freeze
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder, ModelFactory
 from polyfed.core.server import Server
@@ -166,6 +166,10 @@ class Plugin:
         """What the method aggregates in place of `uploads`, by number of client."""
         return uploads
 
+    def aggregate(self, round: Round, uploads: Mapping[int, Message]) -> bool:
+        """Have the method aggregate, in a way of the plugin's own; whether it has."""
+        return False
+
     def record(self, round: Round) -> dict[str, Any]:
         """Entries of the round's record; those of a plugin of your own stand in it under "plugins" and its name."""
         return {}
@@ -224,7 +228,7 @@ def reads_uploads(plugin: Plugin) -> bool:
     """Whether a plugin does anything with uploads; one of the library's, whether it is on."""
     if plugin.name in PLUGINS:
         return bool(plugin.facts())
-    hooks = ("encode", "decode", "receive", "after_jobs", "complete", "before_aggregate")
+    hooks = ("encode", "decode", "receive", "after_jobs", "complete", "before_aggregate", "aggregate")
     return any(getattr(type(plugin), hook) is not getattr(Plugin, hook) for hook in hooks)
 
 
@@ -269,8 +273,9 @@ def _check_finite(upload: Message) -> Message:
 
 def _check_form(round: Round, job: TrainJob, upload: Message) -> Message:
     form = round.method.upload_form
+    rest = {name: value for name, value in upload.items() if name != ADDENDS}  # which are masked: no form is seen
     known = UploadContext(round.method, round.server, job.client.id, job.message)
-    if form is not None and (problem := find_mismatch(form, upload, known)):
+    if form is not None and (problem := find_mismatch(form, rest, known)):
         raise Rejected(problem)
     return upload
 

@@ -26,6 +26,7 @@ _OF_UPLOADS = {
     "privacy": ("upload_clip_norm", "upload_noise_multiplier"),
     "robust_aggregation": ("aggregator", "max_update_norm", "max_magnitude"),
     "adversaries": ("sign_flip_fraction",),
+    "secure_sums": ("enabled",),
     "devices": ("round_timeout", "buffer_size"),
 }
 

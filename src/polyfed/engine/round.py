@@ -142,7 +142,8 @@ def _aggregate(setup: Setup, round: Round, uploads: Mapping[int, Message]) -> No
     given = uploads
     for plugin in setup.plugins:
         given = plugin.before_aggregate(round, given)
-    setup.method.aggregate(setup.server, given)
+    if not any(plugin.aggregate(round, given) for plugin in setup.plugins):
+        setup.method.aggregate(setup.server, given)
     rows = {number: client_row(setup.clients[number]) for number in round.changed}
     touched = [number for number, before in written.items() if writes(uploads[number]) != before]
     touched += [number for number, row in rows.items() if row is not None and not row.is_intact]

@@ -17,7 +17,7 @@ from polyfed.data.dataset import DatasetSource
 from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.experiments.own_rows import rows_of_data
-from polyfed.plugins.settings import Availability, Devices, RobustAggregation
+from polyfed.plugins.settings import Availability, Devices, RobustAggregation, SecureSums
 
 __all__ = ["controls_of", "own", "pooled", "runs_alone"]
 
@@ -90,5 +90,6 @@ def _plain(base: Recipe, control: str) -> Recipe:
         "privacy": Privacy(),
         "robust_aggregation": RobustAggregation(),
         "devices": Devices(),
+        "secure_sums": SecureSums(),
     }
     return local.model_copy(update=plain).with_run(label=control, control=control)

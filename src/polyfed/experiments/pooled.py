@@ -44,7 +44,7 @@ from polyfed.methods.local import Local
 __all__ = ["MOST_EPOCHS", "pool"]
 
 MOST_EPOCHS = 5  # on a client's own rows
-_SECTIONS = ("availability", "privacy", "devices", "robust_aggregation", "adversaries")
+_SECTIONS = ("availability", "privacy", "devices", "robust_aggregation", "adversaries", "secure_sums")
 
 # names of exchanges, and of what is kept
 _SHARES = "class shares"

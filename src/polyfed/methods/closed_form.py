@@ -49,6 +49,7 @@ all classes have one covariance, and the classifier is the same as with S.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -202,6 +203,52 @@ class ClosedForm(Method):
             server.state["solution"] = self._solve(get_group(server.state, "sums"), server.classes)
             server.state["solved"] = _next(server.state)
 
+    # the same, where the server sees sums alone: of n_k, M_k and S_k -----------------------------------------
+    def check_addends(self, server: Server) -> None:
+        for setting, is_set in (
+            ("keep_sums = false, as no client's own sums are known", self.keep_sums),
+            ("second_moments = 'rows', as squares of means do not add up", self.second_moments != "rows"),
+        ):
+            if is_set:
+                raise ConfigError(f"secure_sums: expected {setting}, got another one")
+
+    def sends_addends(self, server: Server, client_id: int) -> bool:
+        return str(client_id) not in members(server.state, "held")
+
+    def addends(self, client: Client, upload: Message) -> tuple[Group, Message]:
+        others = {name: value for name, value in upload.items() if name != "sums"}
+        if "sums" not in upload:
+            return {}, others
+        return {name: tensor.double() for name, tensor in self._sums_in(upload).items()}, others
+
+    def aggregate_sum(
+        self, server: Server, total: Group, summed: Collection[int], others: Mapping[int, Message]
+    ) -> None:
+        held = members(server.state, "held")
+        ours = self.auxiliary_model is None or all(network_map.is_ours(server, i, others[i]) for i in summed)
+        is_new = bool(summed) and ours and self._add_total(server, total, summed)
+        heard = held.keys() | {str(i) for i in summed if is_new}
+        told = {str(i): get_tensor(message, "holds") for i, message in others.items() if str(i) in heard}
+        if told:
+            server.state["held"] = {**held, **told}
+        if summed and not is_new:
+            server.log["sums_left_out"] = len(summed)
+        if is_new:
+            server.state["solution"] = self._solve(get_group(server.state, "sums"), server.classes)
+            server.state["solved"] = _next(server.state)
+
+    def _add_total(self, server: Server, total: Group, summed: Collection[int]) -> bool:
+        """Add the sums of several clients to those of the others, if any rows can have them; whether they can."""
+        rows = sum(server.clients[i].num_samples for i in summed)
+        noise = self._noise(server.privacy) * math.sqrt(len(summed))
+        sums = total if self.unit_features else {**total, "counts": total["counts"].round().long()}
+        if self.unit_features and not noisy_sums.are_within(sums, rows, noise):
+            return False
+        if not noise and not class_statistics.are_possible(sums, rows):
+            return False
+        sums_of_rows.collect(server, min(summed), sums, keep=False)
+        return True
+
     def _add(self, server: Server, client_id: int, message: Message) -> bool:
         """Add a client's sums to those of the others, if any rows can have them; whether they can."""
         if self.auxiliary_model is not None and not network_map.is_ours(server, client_id, message):
@@ -333,6 +380,7 @@ class ClosedForm(Method):
     # declared -------------------------------------------------------------------------------------------------
     name = "closed-form"
     evaluation_stage = "received"
+    same_addends = True
     staleness_weighting = "alike"  # sums are the same in any round
     supports_dp_sgd = False
     upload_form = {

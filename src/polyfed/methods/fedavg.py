@@ -13,11 +13,13 @@ leaves open. p_k is normalized over responding clients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
+import torch
+
 from polyfed.core.client import Client
-from polyfed.core.message import Message, get_group
+from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import (
     Context,
     Method,
@@ -31,7 +33,10 @@ from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import SAMPLES, as_sent
+from polyfed.errors import ConfigError
 from polyfed.methods.building_blocks import weight_averaging
+
+_WEIGHTED = "n w: "
 
 
 @hyperparameters
@@ -54,6 +59,34 @@ class FedAvg(Method):
         models = weight_averaging.client_weights(uploads)
         shares = weight_averaging.client_shares(server, uploads, self.weighting)
         weight_averaging.average(server, self.aggregation, models, shares)
+
+    # the same, where the server sees sums alone: of n_k w_k and n_k -----------------------------------------
+    def check_addends(self, server: Server) -> None:
+        if len(server.architectures) > 1 or self.weighting == "uniform":
+            got = f"{len(server.architectures)} architectures and weighting '{self.weighting}'"
+            raise ConfigError(
+                f"secure_sums: expected clients of one architecture for {self.name}, which count by their samples, got "
+                f"{got}"
+            )
+
+    def addends(self, client: Client, upload: Message) -> tuple[Group, Message]:
+        weights = {name: w if w.dtype == torch.float64 else w.float() for name, w in get_group(upload, "model").items()}
+        weighted = {f"{_WEIGHTED}{name}": client.n * w for name, w in weights.items()}
+        return {**weighted, "n": torch.tensor(float(client.n), dtype=torch.float64)}, {}
+
+    def aggregate_sum(
+        self, server: Server, total: Group, summed: Collection[int], others: Mapping[int, Message]
+    ) -> None:
+        if not summed:
+            return
+        first = min(summed)
+        shared = weight_averaging.weights_for(server, self.aggregation, server.clients[first].architecture)
+        mean = {name.removeprefix(_WEIGHTED): (t / total["n"]) for name, t in total.items() if name != "n"}
+        known = all(name in shared and shared[name].shape == w.shape for name, w in mean.items())
+        if not known or not total["n"] > 0:
+            server.log["sums_left_out"] = len(summed)
+            return
+        weight_averaging.average(server, self.aggregation, {first: mean}, {first: 1.0})
 
     # client ------------------------------------------------------------------------------------------------
     @loads_message

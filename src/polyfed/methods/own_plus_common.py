@@ -127,6 +127,7 @@ class OwnPlusCommon(ClosedForm):
     # declared -------------------------------------------------------------------------------------------------
     name = "own-plus-common"
     upload_form = ClosedForm.upload_form
+    addends = ClosedForm.addends  # what goes up is the same
 
     @property
     def requirements(self) -> Requirements:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, State, members, to_bytes
+from polyfed.core.message import ADDENDS, Group, Message, State, members, to_bytes
 from polyfed.core.method import Exchange, Method
 from polyfed.core.modules import static_statistics
 from polyfed.core.releases import Release
@@ -122,7 +122,10 @@ class UploadPrivacy(Plugin):
             entries = None
             if left.bytes_up > 0 and number not in round.silenced:
                 if arrived.counts:
-                    entries = len(clipped_entries(arrived.message))
+                    entry_names = clipped_entries(arrived.message)
+                    if ADDENDS in arrived.message:  # the sum of what was clipped
+                        entry_names = list(round.method.delta_entries)
+                    entries = len(entry_names)
                 else:  # an upload that nobody could read: at most those that it has, and that the method sends
                     entries = min(len(left.message), len(round.method.upload_form or left.message))
             released.setdefault(number, []).extend(self._given(number, entries, self.settings, job.exchange))

@@ -6,6 +6,7 @@ training reaches, about a tenth of what the hardware's vector units could do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,7 +16,7 @@ from polyfed.core.settings import Finite, Positive, Settings, Share
 from polyfed.registry import suggest
 from polyfed.validation.effect import ActsWith
 
-__all__ = ["Adversaries", "Availability", "Devices", "RobustAggregation"]
+__all__ = ["Adversaries", "Availability", "Devices", "RobustAggregation", "SecureSums"]
 
 
 class Availability(Settings):
@@ -64,6 +65,32 @@ class RobustAggregation(Settings):
         description="largest magnitude of a number in an upload, by default more for sums of squares in float64; above "
         "it is refused; 0: any that is finite",
     )
+
+
+class SecureSums(Settings):
+    """``[secure_sums]``: the server learns the total of the uploads and none of them; off by default.
+
+    See `plugins.secure_sums` and, for deployments, `deploy.secure_sums`.
+    """
+
+    _place: ClassVar[tuple[str, ...]] = ("secure_sums",)
+    _switches: ClassVar[tuple[str, ...]] = ("enabled",)
+
+    enabled: bool = Field(False, description="the server learns the total of the uploads alone")
+    threshold: Annotated[float, Field(gt=0.5, le=1), ActsWith("enabled")] = Field(
+        2 / 3, description="share of a sum's clients that have to be there at its end; of fewer no total is opened"
+    )
+    min_clients: Annotated[int, Field(ge=3), ActsWith("enabled")] = Field(
+        3, description="clients of a sum, at least; fewer begin none"
+    )
+
+    def needed(self, clients: int) -> int:
+        """How many of a sum's clients have to be there at its end: more than half, and at least two.
+
+        >>> SecureSums(enabled=True).needed(20)
+        14
+        """
+        return max(2, clients // 2 + 1, math.ceil(self.threshold * clients - 1e-9))
 
 
 class Adversaries(Settings):

@@ -80,6 +80,13 @@ class DefenseRecord(Record):
     )
 
 
+class SumRecord(Record):
+    """A sum of which the server learns the total alone."""
+
+    asked: list[Count] = Field([], description="clients that it was to be of")
+    summed: list[Count] = Field([], description="clients that are in its total; none where it was not opened")
+
+
 class ReleaseRecord(Record):
     """One noised release, the same for all of its `clients`."""
 
@@ -182,6 +189,9 @@ class RoundRecord(ScoredRecord):
     releases: list[ReleaseRecord] = Field([], description="with `epsilon`: the noised releases of this round")
     robust_aggregation: IfPresent[DefenseRecord] = Field(
         None, description="only with an aggregator of `[robust_aggregation]`: what it did ([robustness](robustness.md))"
+    )
+    secure_sums: IfPresent[SumRecord] = Field(
+        None, description="only with `[secure_sums]`: of the round's last sum ([secure sums](secure-sums.md))"
     )
     adversaries: IfPresent[list[Count]] = Field(
         None, description="only with `[adversaries]`: selected clients that are malicious"
@@ -343,6 +353,7 @@ class RunResult(ScoredRecord):
     privacy: dict[str, Any] = Field({}, description="settings of `[privacy]`, likewise")
     robust_aggregation: dict[str, Any] = Field({}, description="settings of `[robust_aggregation]`, likewise")
     adversaries: dict[str, Any] = Field({}, description="settings of `[adversaries]`, likewise")
+    secure_sums: dict[str, Any] = Field({}, description="settings of `[secure_sums]`, likewise")
     devices: dict[str, Any] = Field({}, description="settings of `[devices]`, likewise")
     left_out: list[Count] = Field(
         [],

@@ -52,6 +52,7 @@ class StoredRecipe(Record):
     availability: Section = Field({})
     privacy: Section = Field({})
     robust_aggregation: Section = Field({})
+    secure_sums: Section = Field({})
     pretraining: Section = Field({})
     adversaries: Section = Field({})
     devices: Section = Field({})

@@ -33,7 +33,7 @@ R = TypeVar("R", bound=Record)
 # sections of a recipe whose settings may tell two runs of one method apart
 EXPERIMENT = (
     *("training", "models", "pretraining", "availability", "privacy"),
-    *("robust_aggregation", "adversaries", "devices"),
+    *("robust_aggregation", "adversaries", "devices", "secure_sums"),
 )
 
 

@@ -34,7 +34,7 @@ SHORT = Training(rounds=2, local_epochs=1, batch_size=8, lr=0.1)
 
 TIMES = ("seconds", "processor_seconds")  # of a round, which equal runs do not share
 
-_PLUGINS = ("availability", "privacy", "devices", "robust_aggregation", "adversaries")
+_PLUGINS = ("availability", "privacy", "devices", "robust_aggregation", "adversaries", "secure_sums")
 
 Build = Callable[[], nn.Module]
 Flat = Mapping[str, Tensor]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.inference import run_pass
+from polyfed.core.message import Group
 from polyfed.core.method import Method
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.server import PublicPass
@@ -19,6 +20,7 @@ from polyfed.engine.executors.client_scores import score_batch, score_in_batches
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.scoring import ScoreCache
 from polyfed.engine.weight_store import WeightStore
+from polyfed.functional import fixed_point
 
 Done = Callable[[int], None]  # is told how many jobs are done
 RunJobs = Callable[[Sequence[TrainJob], Done], list[JobResult]]  # `Executor.run`
@@ -98,6 +100,14 @@ class Executor(abc.ABC):
         memory = ScoreCache(self.setup.figures)
         return [score_batch(batch, self.setup.method, self.setup.model_factory, memory) for batch in batches]
 
+    def add_up(self, uploads: Mapping[int, Group]) -> Group | None:
+        """The total of clients' addends in fixed point; None: it cannot be opened.
+
+        Args:
+            uploads: of the last `run`, by number of client.
+        """
+        return fixed_point.add_up(uploads.values())
+
     def close(self) -> None:  # noqa: B027 - most hold nothing
         """Give back what it holds (processes, connections); it may be used again."""
 
@@ -116,6 +126,9 @@ class WrappedExecutor(Executor):
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
         return self._inner.score(asked)
+
+    def add_up(self, uploads: Mapping[int, Group]) -> Group | None:
+        return self._inner.add_up(uploads)
 
     def close(self) -> None:
         self._inner.close()

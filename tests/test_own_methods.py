@@ -183,6 +183,8 @@ def test_the_page_of_own_methods_as_a_stranger_would_follow_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("echo.py").write_text("\n\n".join([tutorial(), blocks("python")[0]]), encoding="utf-8")
+    (subclass,) = (block for block in blocks("python") if block.startswith("# gentle.py"))
+    Path("gentle.py").write_text(subclass, encoding="utf-8")
     (recipe,) = blocks("toml")
     Path("mine.toml").write_text(recipe, encoding="utf-8")
     np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))
@@ -193,12 +195,14 @@ def test_the_page_of_own_methods_as_a_stranger_would_follow_it(
         more = [*fewer, "-q"] if command in ("run", "compare", "sweep") else fewer if command == "check" else []
         monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(tmp_path)])
         monkeypatch.setattr(registry, "added_folders", [])
-        sys.modules.pop("echo", None)
+        for module in ("echo", "gentle"):
+            sys.modules.pop(module, None)
         assert cli.status([command, *words, *more]) == 0, (line, capsys.readouterr().err)
-    sys.modules.pop("echo")
+    for module in ("echo", "gentle"):
+        sys.modules.pop(module, None)
     assert json.loads(Path("runs/echo/result.json").read_text())["rounds"] == 8
     assert {path.name for path in Path("runs/compared").iterdir() if path.is_dir()} == {
-        *("local", "echo-features", "echo-loud", "fedgh"),
+        *("local", "echo-features", "echo-loud", "gentle", "fedgh"),
     }
 
 

@@ -72,6 +72,53 @@ def test_for_how_many_clients_a_method_is_better_is_a_note(three_seeds: Path) ->
     assert "another client in each" in note
 
 
+FOREST = ((0.40, 0.90), (0.44, 0.81), (0.42, 1.0))
+
+
+def worth(make: Any, validation: dict[str, float | None]) -> list[str]:
+    """The notes on whether it is worth it. validation: row -> its score."""
+    rows = {"local": LOCAL, "fedgh": FEDGH, "own-forest": FOREST}
+    for name, values in rows.items():
+        for seed, pair in enumerate(values):
+            table = [
+                {"id": n, "architecture": "a", "samples": 9, "test_samples": 20, "accuracy": pair[n]} for n in (0, 1)
+            ]
+            more = {"accuracy_per_client": list(pair), "clients_table": table, "client_names": ["north", "south"]}
+            more |= {} if validation[name] is None else {"validation": validation[name]}
+            control = {"run": {"control": name}} if name.startswith("own") else {}
+            method = "local" if control else name
+            sent = {"bytes_up": 7 if name == "fedgh" else 0}
+            make(f"{name}-{seed}", method, seed, (0.1, sum(pair) / 2), **control, **more, **sent)
+    notes = compare_runs(load_runs(make.root)).sections[0].notes
+    return [note for note in notes if "worth it, client" in note or note.startswith(("client 0", "client 1"))]
+
+
+def test_a_client_has_a_sentence_on_whether_it_is_worth_it(make: Any) -> None:
+    """Against the row of those that need nobody that validation rows like best, whatever test rows say."""
+    about, north, south = worth(make, {"local": 0.1, "fedgh": 0.2, "own-forest": 0.3})
+    assert "fedgh against own-forest" in about
+    gains = [100 * (mine[0] - own[0]) for mine, own in zip(FEDGH, FOREST, strict=True)]
+    low, high = stats.t.interval(0.95, 2, sum(gains) / 3, stats.sem(gains))
+    assert north == f"client 0 ('north') gains {sum(gains) / 3:.2f} [{low:.2f}, {high:.2f}] points over own-forest"
+    losses = [100 * (own[1] - mine[1]) for mine, own in zip(FEDGH, FOREST, strict=True)]
+    low, high = stats.t.interval(0.95, 2, sum(losses) / 3, stats.sem(losses))
+    assert south == f"client 1 ('south') loses {sum(losses) / 3:.2f} [{low:.2f}, {high:.2f}] points to own-forest"
+
+
+def test_validation_rows_pick_the_row_that_needs_nobody(make: Any) -> None:
+    about, north, south = worth(make, {"local": 0.4, "fedgh": 0.2, "own-forest": 0.3})
+    assert "fedgh against local" in about
+    assert north.endswith("points over local")
+    assert (
+        south == "client 1 ('south'): no gain that can be told from chance, -10.00 [-10.00, -10.00] points over local"
+    )
+
+
+def test_without_validation_rows_nothing_is_said(make: Any) -> None:
+    (about,) = worth(make, {"local": None, "fedgh": None, "own-forest": None})
+    assert "not said without validation rows" in about
+
+
 def test_rows_are_chosen(three_seeds: Path, make: Any, tmp_path: Path) -> None:
     make("moon-0", "moon", 0)
     runs = load_runs(three_seeds)

@@ -19,6 +19,7 @@ from polyfed.records.main_score import MainScore
 from polyfed.records.read import flat_table
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.benchmark_results import PARTS, RowResult, SettingResult, read_results
+from polyfed.report.findings import kind_of_row
 from polyfed.report.run_records import format_setting
 from polyfed.report.statistics import LEVEL, Estimate, about_resplit, holm, mean_of, sum_of
 from polyfed.report.text_tables import (
@@ -37,8 +38,6 @@ from polyfed.units import human_seconds
 
 PAGE = "benchmark.md"
 CLOSED_FORM = "closed-form"  # a linear model: neither a network of the one side nor of the other
-# values of `control` by which uploads are of no use
-_NEEDS_NOBODY = ("own", "uniform", "labels", "pseudo-labels", "permuted")
 Pairs = Sequence[Sequence[str]]  # each the upper and the lower row of a difference
 
 
@@ -117,14 +116,8 @@ def picks(one: SettingResult) -> dict[str, Pick]:
 def _kind(row: RowResult) -> str:
     if row.method == CLOSED_FORM:
         return ""
-    if row.control.startswith("pooled"):
-        return "pooled"
-    settings = flat_table(row.hyperparameters)
-    ignores_uploads = any(key.split(".")[-1] == "control" and value in _NEEDS_NOBODY for key, value in settings.items())
-    sends_nothing = not any(row.figures.get("bytes_up", {"": None}).values())
-    if row.control == "alone" or sends_nothing or ignores_uploads:
-        return "without"
-    return "" if row.control else "federated"
+    sends = any(row.figures.get("bytes_up", {"": None}).values())
+    return kind_of_row(row.control, flat_table(row.hyperparameters), sends)
 
 
 def worth_of(found: Sequence[SettingResult]) -> NotedTable:

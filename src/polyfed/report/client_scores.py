@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 
 from polyfed.escaping import client_text, csv_text
 from polyfed.records.main_score import MainScore
+from polyfed.report.findings import best_by_validation
 from polyfed.report.frames import client_frame
 from polyfed.report.grouping import Group
-from polyfed.report.statistics import Estimate
+from polyfed.report.statistics import SEEDS, Estimate
 from polyfed.report.text_tables import NOT_KNOWN, Column, format_mean_std, interval
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ABOUT = "Accuracy in % of each client, mean over seeds, and the difference to Local with its 95 % interval"
+_SENTENCES = 20  # clients, at most, that have one each
 _NO_SPREAD = 1e-9  # of equal differences, up to rounding
 _SCORE = ("score", "score_std", "score_margin")
 _DIFFERENCE = ("difference", "difference_std", "difference_margin")
@@ -86,6 +88,59 @@ def verdicts(scores: pd.DataFrame, score: MainScore, named: bool) -> Iterator[st
     if lines:
         which = "" if named else "; each seed deals rows anew, so that a number is another client in each"
         yield f"client by client, by 95 % intervals over seeds of the difference to Local: {'; '.join(lines)}{which}"
+
+
+def worth_for_clients(group: Group) -> Iterator[str]:
+    """A line for each client: what the best row that needs the others is to it, beside the best that needs nobody.
+
+    Both rows are picked by their mean validation score over all clients and seeds, never by test. Nothing without rows
+    of both kinds, with too few seeds, or where a number is another client in each seed.
+    """
+    picked = best_by_validation(group.rows, group.score)
+    names = group.runs[0].result.client_names
+    if not {"federated", "without"} <= picked.keys() or not names or len(group.seeds) < SEEDS:
+        return
+    together, without = picked["federated"], picked["without"]
+    if not together or not without:
+        yield "is it worth it, client by client: not said without validation rows in data.split, which pick the rows"
+        return
+    clients = client_frame(group)
+    has_models = any(runs[0].control.startswith("own") for runs in group.rows.values())
+    yield (
+        f"is it worth it, client by client: {together} against {without}, by mean validation score the best of the "
+        "rows that need the others, and of those that need nobody; differences on a client's own test rows, with 95 % "
+        f"intervals{'' if has_models else '; --controls adds other models on own rows'}"
+    )
+    for number in sorted(set(clients["client"]))[:_SENTENCES]:
+        own = clients[clients["client"] == number]
+        mine, other = (
+            {
+                seed: value
+                for row, seed, value in zip(own["name"], own["seed"], own["score"], strict=True)
+                if row == name
+            }
+            for name in (together, without)
+        )
+        gain = Estimate.gain(mine, other, group.score, group.resplit)
+        yield _sentence(client_text(number, group.runs[0].result.client_name(number)), gain, without, group.score)
+    if len(names) > _SENTENCES:
+        yield f"and {len(names) - _SENTENCES} clients more"
+
+
+def _sentence(client: str, gain: Estimate, over: str, score: MainScore) -> str:
+    """``"client 0 ('north') gains 3.10 [0.40, 5.80] points over own-boosting"``"""
+    if gain.mean is None or gain.margin is None:
+        return f"{client}: not known, as it is not scored with every seed"
+    is_sure = bool(gain.is_distinguishable) and (gain.std or 0.0) > _NO_SPREAD
+    low, high = gain.mean - gain.margin, gain.mean + gain.margin
+    unit = "points" if score.is_share else f"in {score.title}"
+    if is_sure and gain.mean < 0:
+        return f"{client} loses {score.text(-gain.mean)} [{score.text(-high)}, {score.text(-low)}] {unit} to {over}"
+    if is_sure:
+        return f"{client} gains {score.text(gain.mean)} [{score.text(low)}, {score.text(high)}] {unit} over {over}"
+    mean = 0.0 if abs(gain.mean) < _NO_SPREAD else gain.mean  # of -1e-17 the sign would show
+    told = f"{score.text(mean, '+')} {interval(gain, score)} {unit}"
+    return f"{client}: no gain that can be told from chance, {told} over {over}"
 
 
 def to_csv(sections: Sequence[tuple[pd.DataFrame, MainScore]]) -> str:

@@ -16,12 +16,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from polyfed.records.main_score import ACCURACY, MainScore
 from polyfed.report.run_records import RunRecord
 from polyfed.report.statistics import BySeed, Estimate, mean_of, resplit_ratio, scores_by_seed
 
 _Rows = Mapping[str, Sequence[RunRecord]]
+Kind = Literal["federated", "without", "pooled", ""]
+_NEEDS_NOBODY = ("own", "uniform", "labels", "pseudo-labels", "permuted")  # of `control`: uploads are of no use
+
+
+def kind_of_row(control: str, settings: Mapping[str, Any], sends: bool) -> Kind:
+    """Whether a row needs the other clients: "federated", "without" them, or their rows, "pooled"; "": other controls.
+
+    Args:
+        control: see `RunRecord.control`. settings: hyperparameters by their names, flat. sends: whether anything is.
+    """
+    if control.startswith("pooled"):
+        return "pooled"
+    ignores_uploads = any(key.split(".")[-1] == "control" and value in _NEEDS_NOBODY for key, value in settings.items())
+    if control == "alone" or not sends or ignores_uploads:
+        return "without"
+    return "" if control else "federated"
+
+
+def best_by_validation(rows: _Rows, score: MainScore) -> dict[Kind, str]:
+    """Kind of rows -> the one with the best mean validation score over seeds; "" where one has no such scores."""
+    means: dict[Kind, dict[str, float | None]] = {}
+    for name, runs in rows.items():
+        kind = kind_of_row(runs[0].control, runs[0].settings, any(run.figures.get(("bytes_up", "")) for run in runs))
+        validation = [run.figures.get(("validation", run.stage)) for run in runs]
+        means.setdefault(kind, {})[name] = mean_of(validation)
+    found: dict[Kind, str] = dict.fromkeys(means, "")
+    for kind, own in means.items():
+        known = {name: mean for name, mean in own.items() if mean is not None}
+        if len(known) == len(own):
+            best = score.best(known.values())
+            found[kind] = next(name for name in known if known[name] == best)
+    return found
+
 
 # what federation is worth -----------------------------------------------------------------------------------------
 

@@ -63,6 +63,7 @@ CASES: dict[str, Refused] = {
     "data.label_column": refused("dataset 'digits' has no use for label_column", label_column="label"),
     "data.feature_columns": refused("dataset 'digits' has no use for feature_columns", feature_columns=["a"]),
     "data.category_columns": refused("dataset 'digits' has no use for category_columns", category_columns=["a"]),
+    "data.features": refused("dataset 'digits' has no use for features", features={"a": {"unit": "m"}}),
     "data.categories": refused("dataset 'digits' has no use for categories", categories={"a": ["b"]}),
     "data.missing_values": refused("dataset 'digits' has no use for missing_values", missing_values="client_mean"),
     "data.tokens": refused(NO_TEXTS, tokens="characters"),

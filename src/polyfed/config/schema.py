@@ -79,6 +79,10 @@ class Data(PartitionSettings, SourceSettings):
             raise ValueError("mean and std expect finite numbers, got others")
         if not all(value > 0 for value in self.std or ()):
             raise ValueError(f"std expects numbers above 0, got {self.std}")
+        if self.features is not None and (self.public_dataset or self.mean):
+            raise ValueError(
+                "features: expected no public_dataset, mean or std beside it, as no rows have all clients' columns"
+            )
         if self.public_dataset == self.dataset:
             raise ValueError(
                 f"public_dataset expects another data set than dataset, got '{self.public_dataset}' for both; rows of "

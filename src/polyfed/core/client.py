@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from polyfed.core.message import Message, State
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Privacy, Training
-from polyfed.data.samples import ClientData, LabeledSamples, SelectedSamples, TargetScale, samples_of, target_scale
+from polyfed.data.samples import (
+    ClientData,
+    LabeledSamples,
+    OwnColumns,
+    SelectedSamples,
+    TargetScale,
+    samples_of,
+    target_scale,
+)
 from polyfed.errors import ConfigError, described
 from polyfed.escaping import client_text, one_line
 
@@ -74,6 +82,7 @@ class Client:
         class_names: what the client's classes are called, where clients have label spaces of their own: its labels 0,
             1, ... are these, and its network has as many outputs.
         name: what the client is called beside its number: the hospital, the user, the folder of its data.
+        columns: of its table, where clients have different ones (`ClientData.columns`).
 
     Attributes:
         id: number, from 0.
@@ -103,6 +112,7 @@ class Client:
         prepare: Prepare = to_float,
         class_names: Sequence[str] = (),
         name: str = "",
+        columns: OwnColumns | None = None,
     ) -> None:
         _check_model(model)
         self.given = model if isinstance(model, nn.Module) else None
@@ -110,6 +120,7 @@ class Client:
         self.data = _in_own_unit(
             ClientData(samples_of(train, "train"), samples_of(validation, "validation"), samples_of(test, "test"))
         )
+        self.columns = columns
         if not callable(prepare):
             raise ConfigError(f"prepare: expected a function of a batch of inputs, got {described(prepare)}")
         self.prepare = prepare

@@ -131,6 +131,7 @@ class Requirements:
     public: int = 0  # public rows (data.holdout, data.public_dataset)
     public_origin: Literal["", "holdout", "other"] = ""  # their origin; "": any
     same_input_shape: bool = False  # all stored inputs, public rows included, have the same shape and type
+    same_columns: bool = False  # of tables, as networks share what reads inputs; so it is with several of the above
     validation: bool = False  # every client has validation rows
     # why labels have to be classes, the same for all clients: "its prototypes are means of classes"; "": they need not
     classes: str = ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -51,13 +53,19 @@ def with_classes(network: str, classes: int) -> str:
     return f"{network}, {classes} classes"
 
 
+def with_columns(network: str, columns: Sequence[str]) -> str:
+    """The name of an architecture that reads these columns of a table, where clients have different ones."""
+    digest = hashlib.sha256(json.dumps(columns).encode()).hexdigest()
+    return f"{network}, columns {digest[:8]}"
+
+
 def network_of(architecture: str) -> str:
     """The network's name in it.
 
     >>> network_of(with_classes("resnet18", 3)), network_of("resnet18")
     ('resnet18', 'resnet18')
     """
-    return re.sub(r", \d+ classes$", "", architecture).removesuffix(_FROZEN)
+    return re.sub(r", (\d+ classes|columns [0-9a-f]{8})$", "", architecture).removesuffix(_FROZEN)
 
 
 class ModelFactory:

@@ -26,6 +26,7 @@ class ClientInfo:
 
     architecture: str
     num_samples: int  # training samples
+    columns: tuple[int, ...] = ()  # of its table among the federation's, where clients have different ones
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Server:
         training: training settings. privacy: how clients' uploads are bounded and noised.
         prepare: converts stored inputs to model inputs (the first client's, as all are alike).
         input_example: stored inputs without rows (0, ...), for their type and shape.
+        column_widths: where clients' tables have different columns, per column of the federation how many categories
+            there are, 0 for a number.
         log: numbers for the round's record; emptied after every round.
         upload_weights: by client, see `upload_weight`.
         run_passes: computes passes over public inputs, in order; None: `core.inference` does so by itself.
@@ -93,6 +96,7 @@ class Server:
         self.public = public
         self.prepare = prepare
         self.input_example = torch.empty(0) if example is None else example[:0]
+        self.column_widths: tuple[int, ...] = ()
         self.log: dict[str, float] = {}
         self.upload_weights: Mapping[int, float] = {}
         self.run_passes: Callable[[Sequence[PublicPass]], list[Tensor]] | None = None

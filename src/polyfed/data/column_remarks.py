@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfed.data.samples import LabeledSamples, TableColumns
+from polyfed.data.samples import LabeledSamples, OwnColumns, TableColumns
 
 _NAMED = 3  # columns, or clients, of a line; of more, how many
 _FEWEST = 5  # rows of a client by which its unit is known
@@ -51,6 +51,14 @@ def remarks(
         "constant": "columns with the same value in every row:",
     }
     return [f"{line} {_listed(found[kind])}" for kind, line in lines.items() if found[kind]]
+
+
+def lacking(names: Sequence[str], columns: Sequence[OwnColumns | None]) -> list[str]:
+    """A line with the columns that some clients lack, and how many do. names: of the features."""
+    own = [one for one in columns if one is not None]
+    having = {place: sum(place in one.places for one in own) for one in own[:1] for place in range(len(one.widths))}
+    found = [f"'{names[place]}' ({len(own) - count})" for place, count in having.items() if count < len(own)]
+    return [f"columns that clients lack (how many of {len(own)}): {', '.join(found)}"] if found else []
 
 
 def _listed(names: Sequence[str]) -> str:

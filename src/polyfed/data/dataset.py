@@ -49,6 +49,7 @@ class DatasetSource:
         columns: of a table: which features are categories, and which may be missing.
         remarks: what is odd about it, for people.
         client_column: of `train_columns`, the one by which `polyfed.federate` deals where it is not asked otherwise.
+        columns_differ: of a table, whether a client has only those columns in which its rows have values.
 
     Raises:
         ConfigError: an empty side, a label out of range, sides of different shapes or types, or numbers of names,
@@ -70,6 +71,7 @@ class DatasetSource:
     columns: TableColumns = field(default_factory=TableColumns)
     remarks: tuple[str, ...] = ()
     client_column: str | None = None
+    columns_differ: bool = False
 
     def __post_init__(self) -> None:
         if bool(self.class_names) == self.is_regression:

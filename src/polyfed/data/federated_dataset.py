@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from polyfed.data import column_remarks
 from polyfed.data.dataset import DatasetSource
+from polyfed.data.federation_columns import own_columns, with_all_columns
 from polyfed.data.options import PartitionSettings
 from polyfed.data.partition import (
     Generators,
@@ -92,8 +93,10 @@ class FederatedDataset:
         lines = [*self.source.remarks]
         if self.source.feature_names:
             titles = [client_text(number, name) for number, name in enumerate(self.names or [""] * len(self.clients))]
-            rows = [client.train for client in self.clients]
-            lines += column_remarks.remarks(self.source.feature_names, self.source.columns, rows, titles)
+            names, columns = self.source.feature_names, self.source.columns
+            rows = [with_all_columns(client.train, client.columns, names) for client in self.clients]
+            lines += column_remarks.remarks(names, columns, rows, titles)
+            lines += column_remarks.lacking(names, [client.columns for client in self.clients])
         if self.left_out:
             named = ", ".join(map(one_line, self.left_out[:_NAMED]))
             more = f" and {len(self.left_out) - _NAMED} more" if len(self.left_out) > _NAMED else ""
@@ -385,7 +388,16 @@ def _client_data(
     source = deal.source
     own_rows = rows if common_test is None else rows[:2]
     parts = [deal.select(own) for own in own_rows]
-    if source.columns.flags:
+    columns = None
+    if source.columns_differ:
+        columns = own_columns(parts[0].x, source.columns, source.feature_names, source.prepare)
+        if not columns.places:
+            raise ConfigError(f"{title}: expected a value in one column at least of its training rows, got none")
+        kept = columns.features
+        parts = [LabeledSamples(part.x[:, kept], part.y, part.scale) for part in parts]
+        means = own_means(parts[0].x, columns.table, [source.mean[place] for place in kept])
+        parts = [fill_missing(part, columns.table, means) for part in parts]
+    elif source.columns.flags:
         means = own_means(parts[0].x, source.columns, source.mean)
         parts = [fill_missing(part, source.columns, means) for part in parts]
     if source.is_regression:
@@ -394,7 +406,7 @@ def _client_data(
     if common_test is not None:
         parts.append(common_test)
     train, validation, test = parts
-    data = ClientData(train, validation, test)
+    data = ClientData(train, validation, test, columns=columns)
     return own_label_space(data, source.class_names, title) if options.label_space == "own" else data
 
 
@@ -435,6 +447,11 @@ def _parse_split(split: str) -> tuple[bool, tuple[int, int, int]]:
 def _check_options(source: DatasetSource, deal: _Deal, options: PartitionSettings, private: bool) -> None:
     if options.label_space == "own" and options.test == "global":
         raise ConfigError("data.label_space 'own': expected test = 'local', as clients' classes differ, got 'global'")
+    if source.columns_differ and (options.test == "global" or options.holdout or options.label_space == "own"):
+        raise ConfigError(
+            "data.features: expected test = 'local', no holdout and label_space = 'shared', as no rows have all "
+            "clients' columns, got another"
+        )
     if options.label_space == "own" and source.is_regression:
         raise ConfigError(f"data.label_space 'own': expected classes as labels, '{source.name}' has numbers to predict")
     if private and source.is_regression:

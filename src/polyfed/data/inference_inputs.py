@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch import Tensor
 from polyfed.data import tables
 from polyfed.data.arrow_tables import Part, open_parquet
 from polyfed.data.column_schema import holds_labels, label_columns, pick_content
+from polyfed.data.federation_columns import Feature
 from polyfed.data.files import check_file, files_of
 from polyfed.data.images import PICTURES, decode, images_in, read_picture
 from polyfed.data.samples import LabeledSamples, TableColumns, fill_missing, stored_rows
@@ -47,6 +48,7 @@ class InputSpec:
         label_column: where the labels stood in the run's files.
         vocabulary: how the run read texts, where it was trained on some.
         columns: which features are categories, and which may be missing. fill: what stands for those that are.
+        spelling: what files may call the columns and in which units they are, where the run's recipe says so.
     """
 
     shape: tuple[int, ...]
@@ -58,6 +60,7 @@ class InputSpec:
     vocabulary: Vocabulary | None = None
     columns: TableColumns = field(default_factory=TableColumns)
     fill: tuple[float, ...] = ()
+    spelling: Mapping[str, Feature] = field(default_factory=dict)
 
     @property
     def images(self) -> bool:
@@ -201,7 +204,7 @@ def _from_csv(path: Path, form: InputSpec) -> InferenceInputs:
         return replace(_of_texts(texts, form.vocabulary), y=_numbered_labels(labels, form))
     if not form.feature_names:
         raise ConfigError(f"expected inputs {form}, as the run stored them, got a CSV file: {path}")
-    x_NF, labels = tables.read_new_rows(path, form.feature_names, form.label_column, form.columns)
+    x_NF, labels = tables.read_new_rows(path, form.feature_names, form.label_column, form.columns, form.spelling)
     stored = LabeledSamples(torch.from_numpy(x_NF).to(form.dtype), torch.zeros(len(x_NF), dtype=torch.int64))
     x = fill_missing(stored, form.columns, form.fill).x
     return InferenceInputs(tuple(map(str, range(len(x)))), x, _numbered_labels(labels, form))

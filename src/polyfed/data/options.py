@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from polyfed.data.federation_columns import Feature
 from polyfed.data.samples import ONE_LABEL, is_missing
 from polyfed.errors import ConfigError
 from polyfed.registry import PARTITIONS, suggest
@@ -17,7 +18,7 @@ from polyfed.validation.settings import Settings
 
 OF_FILES = ("label_column", "columns")
 OF_TEXTS = ("text_column", "vocab_size", "max_length", "word_vectors", "tokens")
-OF_TABLES = (*OF_FILES, "feature_columns", "category_columns", "categories", "missing_values")
+OF_TABLES = (*OF_FILES, "feature_columns", "category_columns", "categories", "features", "missing_values")
 PARTITION = ", ".join(f"'{name}'" for name in PARTITIONS)
 _OF_ANY = ("dataset", "root", "image_size", "task", "beside")  # keys that no data set refuses as such
 _SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
@@ -54,6 +55,11 @@ class SourceSettings(Settings):
     )
     categories: dict[str, Annotated[list[str], Field(min_length=1)]] | None = Field(
         None, description="csv: further ones with all their categories, in order, which nodes' own data need"
+    )
+    features: Annotated[dict[str, Feature], Field(min_length=1)] | None = Field(
+        None,
+        description="csv, where clients' tables differ: the columns to learn from, of which each client has some, "
+        "each a table with unit, names, convert and categories",
     )
     missing_values: Literal["error", "client_mean"] = Field(
         "error",
@@ -95,9 +101,23 @@ class SourceSettings(Settings):
 
     @model_validator(mode="after")
     def _categories_are_spelt(self) -> SourceSettings:
-        for column, names in (self.categories or {}).items():
+        named = {**(self.categories or {})}
+        named |= {name: feature.categories for name, feature in (self.features or {}).items() if feature.categories}
+        for column, names in named.items():
             if len({*names}) < len(names) or any(n != n.strip() or is_missing(n) for n in names):
                 raise ValueError(f"categories.{column} expects every category once, and none that is missing")
+        return self
+
+    @model_validator(mode="after")
+    def _features_say_it_all(self) -> SourceSettings:
+        if self.features is None:
+            return self
+        for key in ("feature_columns", "category_columns", "categories"):
+            if getattr(self, key):
+                raise ValueError(f"{key} does nothing beside features, which name all columns; leave it out")
+        spelt = [other for name, feature in self.features.items() for other in (name, *feature.names)]
+        if twice := sorted({name for name in spelt if spelt.count(name) > 1}):
+            raise ValueError(f"features expects every name of a column once, got '{twice[0]}' again")
         return self
 
 

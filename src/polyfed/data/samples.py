@@ -400,13 +400,14 @@ def of_so_many(count: int) -> str:
 class ClientData:
     """One client's own rows; validation and test may be empty.
 
-    class_names: of its classes, where these are its own.
+    class_names: of its classes, where these are its own. columns: of its table, where clients have different ones.
     """
 
     train: LabeledSamples
     validation: LabeledSamples
     test: LabeledSamples
     class_names: tuple[str, ...] = ()
+    columns: OwnColumns | None = None
 
 
 def classes_up_to(largest: int, where: object) -> int:
@@ -471,6 +472,27 @@ class TableColumns:
     def means(self, mean: Sequence[float]) -> list[float]:
         """The means (of all features) of those that may be missing: a network reads 0 for them."""
         return [float(mean[place]) for place, _ in self.flags]
+
+
+@dataclass(frozen=True)
+class OwnColumns:
+    """Which of the federation's columns a client's rows have.
+
+    Args:
+        places: per feature of the client's rows, without those that say what is missing, its column's place among the
+            federation's.
+        widths: per column of the federation, how many categories it has; 0 for a number.
+        names: of all features of the client's rows. table: what these are. features: their places in a row that has all
+            columns. mean, std: by which they are standardized.
+    """
+
+    places: tuple[int, ...]
+    widths: tuple[int, ...]
+    names: tuple[str, ...]
+    table: TableColumns
+    features: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 def own_means(x: Tensor, columns: TableColumns, mean: Sequence[float]) -> list[float]:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from polyfed.data.classes import Files, encode_labels
 from polyfed.data.column_schema import TEXT_NAMES, Columns, column_values, pick_column
 from polyfed.data.dataset import DatasetSource
+from polyfed.data.federation_columns import Feature, align
 from polyfed.data.files import check_file, check_sides, find_split_files
 from polyfed.data.labeled_texts import RawTexts, encode_texts
 from polyfed.data.options import CLIENT, OF_FILES, OF_TABLES, OF_TEXTS, SourceOptions
@@ -61,6 +62,7 @@ def from_frame(
     *,
     feature_columns: Sequence[Any] | None = None,
     category_columns: Sequence[Any] | None = None,
+    features: Mapping[str, Any] | None = None,
     missing_values: str = "error",
     regression: bool = False,
     name: str = "frame",
@@ -76,6 +78,8 @@ def from_frame(
         test: a frame of test rows, or None.
         feature_columns: what to learn from; default: all columns that hold numbers or truth values.
         category_columns: columns of categories to learn from; default: those of the type "category".
+        features: where clients have different columns, all of them, as a recipe's ``[data.features]`` has them; a
+            client lacks a column in which none of its rows has a value.
         missing_values: "error", or "client_mean", each client's own mean and a feature that says where.
         regression: whether labels are numbers to predict.
         name: for messages and results.
@@ -101,7 +105,7 @@ def from_frame(
     feature_columns = None if feature_columns is None else [*map(str, feature_columns)]
     for given in sides.values():
         _refuse_several(given, label, name)
-    if category_columns is None:
+    if category_columns is None and features is None:
         found = [*sides["train"].select_dtypes("category")]
         wanted = found if feature_columns is None else feature_columns
         category_columns = [column for column in found if column in wanted and column not in (label, client)]
@@ -110,7 +114,8 @@ def from_frame(
         label_column=label,
         feature_columns=feature_columns,
         columns=[] if client is None else [client],
-        category_columns=[*map(str, category_columns)] or None,
+        category_columns=[*map(str, category_columns or ())] or None,
+        features=None if features is None else {key: dict(value) for key, value in features.items()},  # type: ignore[misc]
         missing_values=missing_values,  # type: ignore[arg-type]  # checked by it
         task="regression" if regression else None,
     )
@@ -120,6 +125,7 @@ def from_frame(
         )
         for side, given in sides.items()
     }
+    cells = {side: align(frame, options.features or {}, name) for side, frame in cells.items()}
     source = encode(name, cells, name, options)
     return dataclasses.replace(source, client_column=client)
 
@@ -203,10 +209,13 @@ def _check_names(names: Sequence[str], where: str) -> None:
         raise ConfigError(f"expected a name of its own for every column in {where}, got {got}")
 
 
-def read_sides(places: Sequence[Path], of_clients: bool = False) -> dict[str, Frame]:
+def read_sides(
+    places: Sequence[Path], of_clients: bool = False, features: Mapping[str, Feature] | None = None
+) -> dict[str, Frame]:
     """The sides in some places: a file, which is a training side, or a folder with train*.csv and test*.csv.
 
-    of_clients: `places` are a folder of each client, whose rows get the column "client".
+    of_clients: `places` are a folder of each client, whose rows get the column "client". features: the columns of the
+    federation, of which each file has some.
     """
     import pandas as pd
 
@@ -218,11 +227,18 @@ def read_sides(places: Sequence[Path], of_clients: bool = False) -> dict[str, Fr
         for side in sides
         for path in sides[side]
     ]
-    read = gathered(functools.partial(read_csv, path) for _, _, path in every)
+    read = gathered(functools.partial(_read_aligned, path, features or {}) for _, _, path in every)
     frames: dict[str, list[Frame]] = {side: [] for side in files[0]}
     for (side, place, _), frame in zip(every, read, strict=True):
         frames[side].append(frame.assign(**{CLIENT: place.name}) if of_clients else frame)
     return {side: pd.concat(parts) for side, parts in frames.items()}
+
+
+def _read_aligned(path: Path, features: Mapping[str, Feature]) -> Frame:
+    frame = align(read_csv(path), features, path)
+    if features and not {*features} & {*frame}:
+        raise ConfigError(f"expected one of the columns of data.features in {path}, got none of {', '.join(features)}")
+    return frame
 
 
 def read_source(options: SourceOptions, place: Path, homes: Sequence[Path] | None = None) -> DatasetSource:
@@ -233,7 +249,7 @@ def read_source(options: SourceOptions, place: Path, homes: Sequence[Path] | Non
     """
     is_text = options.text_column is not None
     options.check_used(*OF_FILES, *(OF_TEXTS if is_text else OF_TABLES))
-    sides = read_sides([place] if homes is None else homes, homes is not None)
+    sides = read_sides([place] if homes is None else homes, homes is not None, options.features)
     if homes is not None:
         options = options.model_copy(update={"columns": [*options.columns, CLIENT]})
     if is_text:
@@ -289,6 +305,12 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
     """
     train = sides["train"]
     label = find_label(train, options.label_column)
+    differs = options.features is not None  # between clients: a file may lack columns
+    if differs:
+        complete = functools.partial(_with_all_columns, options=options)
+        sides = dict(zip(sides, gathered(functools.partial(complete, frame) for frame in sides.values()), strict=True))
+        train = sides["train"]
+        options = _as_stated(options)
     fixed = options.categories or {}
     found = {
         column: sorted(cell for cell in _different(train, column) if not is_missing(cell))
@@ -298,7 +320,8 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
     found |= {column: list(names) for column, names in fixed.items()}
     known = {column: _numbered(values) for column, values in found.items()}
     features = _features(train, label, options, known)
-    flags = [column for column in features if column not in known] if options.missing_values != "error" else []
+    may_miss = differs or options.missing_values != "error"
+    flags = [column for column in features if column not in known] if may_miss else []
     flags_at = tuple((features.index(column), len(features) + number) for number, column in enumerate(flags))
 
     def inputs() -> dict[str, NDArray[np.float64]]:
@@ -306,7 +329,7 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
         return dict(zip(sides, read, strict=True))
 
     attempts: list[Callable[[], Any]] = [
-        lambda: check_columns(sides, label, features, known),
+        lambda: check_columns(sides, label, () if differs else features, known),
         lambda: gathered(functools.partial(_check_categories, frame, fixed) for frame in sides.values()),
         lambda: _labels(sides, label, where, options),
         inputs,
@@ -324,12 +347,14 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
         samples = LabeledSamples(torch.from_numpy(x_NF).float(), torch.from_numpy(numbers[side]))
         stored[side] = fill_missing(samples, columns, columns.means(mean))
     used = {*features, label, *options.columns}
-    left_out = [column for column in train if column not in used] if options.feature_columns is None else []
+    may_leave_out = differs or options.feature_columns is None
+    left_out = [column for column in train if column not in used] if may_leave_out else []
     remarks: tuple[str, ...] = ()
     if left_out:
         more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
         listed = ", ".join(f"'{one_line(column)}'" for column in left_out[:_NAMED])
-        remarks = (f"columns left out, as they hold no numbers (category_columns takes words): {listed}{more}",)
+        why = "data.features does not name them" if differs else "they hold no numbers (category_columns takes words)"
+        remarks = (f"columns left out, as {why}: {listed}{more}",)
     return DatasetSource.of(
         name,
         stored,
@@ -341,7 +366,29 @@ def encode(name: str, sides: Mapping[str, Frame], where: object, options: Source
         columns=columns,
         label_column=label,
         remarks=remarks,
+        columns_differ=differs,
     )
+
+
+def _with_all_columns(frame: Frame, options: SourceOptions) -> Frame:
+    """The cells with all columns of the federation, a missing value in those that a file lacks."""
+    features = options.features or {}
+    every = frame.reindex(columns=[*frame, *(name for name in features if name not in frame)])
+    if options.missing_values == "error":
+        numbers = [name for name, feature in features.items() if feature.categories is None]
+        gathered(functools.partial(_refuse_missing, every[name]) for name in numbers)
+    return every.assign(**{name: every[name].fillna("") for name in features})
+
+
+def _refuse_missing(cells: Any) -> None:
+    _refuse(cells, cells.map(lambda cell: isinstance(cell, str) and is_missing(cell)), "a number", lambda _: _ADVICE)
+
+
+def _as_stated(options: SourceOptions) -> SourceOptions:
+    """The options of a table that has all columns of the federation."""
+    features = options.features or {}
+    categories = {name: feature.categories for name, feature in features.items() if feature.categories is not None}
+    return options.model_copy(update={"feature_columns": [*features], "categories": categories})
 
 
 def _check_categories(frame: Frame, fixed: Mapping[str, Sequence[str]]) -> None:
@@ -585,7 +632,11 @@ def _texts(frame: Frame, column: str) -> list[str]:
 
 
 def read_new_rows(
-    path: Path, features: Sequence[str], usual_label: str | None, columns: TableColumns
+    path: Path,
+    features: Sequence[str],
+    usual_label: str | None,
+    columns: TableColumns,
+    spelling: Mapping[str, Feature],
 ) -> tuple[NDArray[np.float64], NewLabels]:
     """Rows of a CSV file for a trained model, (N, F), and their labels, or None; the file may hold other columns.
 
@@ -594,8 +645,9 @@ def read_new_rows(
         usual_label: the label column of the files that the model was trained on; if it is not there, a column of a
             usual name holds labels where that was one.
         columns: which of the features are categories, or say where another is missing.
+        spelling: what the file may call the features and in which units they are; {}: as they are named.
     """
-    frame = read_csv(path)
+    frame = align(read_csv(path), spelling, path)
     flagged = {flag for _, flag in columns.flags}
     stored = [name for place, name in enumerate(features) if place not in flagged]
     named = zip(features, columns.categories, strict=False)

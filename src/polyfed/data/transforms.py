@@ -8,6 +8,7 @@ Shapes: N images, C channels (1 gray, 3 RGB), H x W pixels.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -109,6 +110,10 @@ class Prepare:
             )
         scale_C11, shift_C11 = self._constants(x.device)
         return x.to(torch.float32).mul_(scale_C11).add_(shift_C11)
+
+    def of_features(self, places: Sequence[int]) -> Prepare:
+        """The same of rows that have only some of a table's features."""
+        return Prepare(tuple(self.mean[p] for p in places), tuple(self.std[p] for p in places), self.table)
 
     def _constants(self, device: torch.device) -> Tensor:
         """What bytes are multiplied by and what is added, (2, C, 1, 1); of a table mean and std, (2, F). Made once."""

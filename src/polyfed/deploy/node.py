@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import Message
 from polyfed.core.method import Method
+from polyfed.core.model_factory import with_columns
 from polyfed.core.modules import as_split_model
 from polyfed.core.randomness import keep_global_rng
 from polyfed.data.samples import checksum_of
+from polyfed.data.transforms import Prepare
 from polyfed.deploy.answer_limits import AnswerLimits, scores_with_job
 from polyfed.deploy.node_config import NodeConfig, auxiliary_network, data_of_node
 from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, checkpoint_id, load_or_create_key, token
@@ -52,6 +54,7 @@ from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import (
     assign_architectures,
     auxiliary_candidates,
+    builder_of_columns,
     check_normalization,
     make_client,
     make_task,
@@ -136,7 +139,9 @@ class NodeTask:
         self._names = list(self._source.class_names)
         self._data = checksum_of((rows.train, rows.validation, rows.test), [self._names, self._source.feature_names])
         count = recipe.data.client_count or max(len(dataset.clients), config.client_id + 1)
-        name = config.architecture or assign_architectures(recipe, count)[config.client_id]
+        network = config.architecture or assign_architectures(recipe, count)[config.client_id]
+        columns = rows.columns
+        name = network if columns is None else with_columns(network, columns.names)
         self._prepare = check_normalization(recipe, self._source)
         self.client = client = make_client(name, rows, self._prepare)
         self._client_task = make_task(recipe, dataset, data)
@@ -145,9 +150,11 @@ class NodeTask:
         client.privacy = recipe.privacy
         if config.has_secret and recipe.privacy.effective():
             client.secret = load_or_create_key(config.state)
-        self._auxiliary = auxiliary_network(recipe, self._method, task.auxiliary_model or name, name)
-        networks = [name, self._auxiliary, *auxiliary_candidates(self._method)]
+        self._auxiliary = auxiliary_network(recipe, self._method, task.auxiliary_model or network, network)
+        networks = [network, self._auxiliary, *auxiliary_candidates(self._method)]
         builders = network_builders(recipe, self._source, networks, dataset.classes)
+        if columns is not None:
+            builders[name] = builder_of_columns(recipe, network, columns, dataset.classes)
         self._model_factory = build_model_factory(
             self._method,
             {name: builders[name]},
@@ -171,6 +178,10 @@ class NodeTask:
         self._check_statistics()
         model = as_split_model(self._model_factory.build_raw(client.architecture))
         x = client.data.train.x
+        columns = client.columns
+        prepare = self._prepare
+        if columns is not None:  # nobody else has inputs like these, and what they are on average stays here
+            prepare = Prepare((0.0,) * len(columns.names), (1.0,) * len(columns.names), table=True)
         return ClientHello(
             client=client.id,
             token=token(self._config.state, self.task.experiment),
@@ -179,17 +190,18 @@ class NodeTask:
             validation=len(client.data.validation),
             test=len(client.data.test),
             class_names=self._names,
-            feature_names=list(source.feature_names),
+            feature_names=list(source.feature_names if columns is None else columns.names),
             shape=list(x.shape[1:]),
             dtype=str(x.dtype).removeprefix("torch."),
-            mean=list(self._prepare.mean),
-            std=list(self._prepare.std),
-            table=self._prepare.table,
+            mean=list(prepare.mean),
+            std=list(prepare.std),
+            table=prepare.table,
             words=-1 if isinstance(source.words, Tensor) else source.words or 0,
-            categories=list(source.columns.counts),
+            categories=list(client.categories),
             architecture=client.architecture,
             feature_dim=model.feature_dim,
             linear=isinstance(model.head, nn.Linear) and model.head.bias is not None,
+            columns=[] if columns is None else list(columns.places),
         )
 
     def _check_statistics(self) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.model_factory import Builder
-from polyfed.data.samples import LabeledSamples
+from polyfed.core.model_factory import Builder, network_of
+from polyfed.data.samples import LabeledSamples, OwnColumns, TableColumns
 from polyfed.deploy.protocol import ClientHello, other_classes
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
 from polyfed.errors import ConfigError
@@ -79,9 +79,28 @@ def placeholder_samples(count: int, hello: ClientHello) -> LabeledSamples:
     return _Blank(x, torch.zeros((), dtype=kind).expand(count))
 
 
+def columns_of(hello: ClientHello, recipe: Recipe) -> OwnColumns | None:
+    """Which of the federation's columns a client's table has; None where all have the same.
+
+    Raises:
+        ConfigError: it names columns that there are not.
+    """
+    features = recipe.data.features
+    if features is None:
+        return None
+    if not hello.columns or hello.columns != sorted({*hello.columns}) or hello.columns[-1] >= len(features):
+        raise ConfigError(
+            f"client {hello.client}: expected some of the {len(features)} columns of data.features, each once and in "
+            f"order, got {hello.columns[:10]}"
+        )
+    widths = tuple(len(feature.categories or ()) for feature in features.values())
+    return OwnColumns(tuple(hello.columns), widths, tuple(hello.feature_names), TableColumns(), (), (), ())
+
+
 def can_build(hello: ClientHello, recipe: Recipe) -> bool:
     """Whether the server can build a client's network: the recipe names it, or polyfed has it."""
-    return hello.words >= 0 and (hello.architecture in recipe.models.architectures or hello.architecture in MODELS)
+    network = network_of(hello.architecture)
+    return hello.words >= 0 and (network in recipe.models.architectures or network in MODELS)
 
 
 def builder_of(name: str, hello: ClientHello, recipe: Recipe, classes: int) -> Builder:

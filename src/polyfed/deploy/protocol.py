@@ -22,7 +22,7 @@ from polyfed.records.main_score import ACCURACY, RMSE, MainScore
 
 Kind = Literal["hello", "train", "score", "finish"]
 _AGREED = ("method", "training", "evaluation", "privacy", "plugins")  # sections on which both sides act
-_OF_ALL = ("class_names", "categories", "task", "mean", "std")  # of [data], for all clients' rows
+_OF_ALL = ("class_names", "categories", "features", "task", "mean", "std")  # of [data], for all clients' rows
 # what the server cannot know of a shared model's entry in the list of models
 SHARED = ("table", "target", "label_column")
 _TENSORS = 2**14  # and groups, that a message may have at most
@@ -69,7 +69,8 @@ class ClientHello(Settings):
 
     token: identifies the node under any registration. shape, dtype: of one stored input. mean, std, table: see
     `Prepare`. words: ids of texts; 0: no texts; -1: fixed vectors. categories: of a table's features. feature_dim:
-    width of the head's input. linear: whether the head is one linear layer.
+    width of the head's input. linear: whether the head is one linear layer. columns: of its table among those of
+    data.features.
     """
 
     client: Count
@@ -92,6 +93,7 @@ class ClientHello(Settings):
     architecture: _Text
     feature_dim: Annotated[int, Field(ge=1, le=2**20)]
     linear: bool
+    columns: Annotated[list[Count], Field(max_length=2**16)] = Field(default_factory=list)
 
 
 class TaskResult(Settings):

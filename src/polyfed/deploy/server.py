@@ -28,6 +28,7 @@ from polyfed.deploy.placeholders import (
     builder_of,
     can_build,
     check_fit,
+    columns_of,
     placeholder_builder,
     placeholder_samples,
 )
@@ -94,6 +95,7 @@ class DeployedFederation(Federation):
                     placeholder_samples(hello.test, hello),
                     placeholder_samples(hello.validation, hello),
                     prepare=Prepare(tuple(hello.mean), tuple(hello.std), table=hello.table),
+                    columns=columns_of(hello, recipe),
                 )
                 for hello in hellos
             ],

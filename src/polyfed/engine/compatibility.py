@@ -94,6 +94,7 @@ class _Checks:
         self._note(self._check_classes)
         self._note(self._check_public)
         self._note(self._check_inputs)
+        self._note(self._check_columns)
         self._note(self._check_validation)
         for architecture in list(self.templates):
             self._note(self._check_own, architecture)
@@ -190,6 +191,21 @@ class _Checks:
                         f"{self.name} needs stored inputs of one shape and type; {owner} has {kind}, {first} "
                         f"{kinds[first]}"
                     )
+
+    def _check_columns(self) -> None:
+        """Where clients' tables have different columns, networks must not share what reads them."""
+        needs = self.needs
+        is_shared = needs.same_columns or needs.same_input_shape or needs.same_architecture
+        if not (is_shared or self.method.auxiliary_model is not None):
+            return
+        first = self.clients[0]
+        for client in self.clients:
+            if client.columns is not None and first.columns is not None and client.columns.names != first.columns.names:
+                raise ConfigError(
+                    f"{self.name} needs the same columns at all clients; {client.title} has "
+                    f"{_few(client.columns.names)}, {first.title} {_few(first.columns.names)}; "
+                    "closed-form-columns, fedgh, fedproto and fd need not"
+                )
 
     def _check_validation(self) -> None:
         without = [client.title for client in self.clients if not len(client.data.validation)]

@@ -171,8 +171,10 @@ class Federation(Setup):
         return build_model_factory(self.method, named, self.seed, device, others=builders)
 
     def _make_server(self) -> Server:
-        return Server(
-            {client.id: ClientInfo(client.architecture, client.n) for client in self.clients},
+        tables = {client.id: client.columns for client in self.clients if client.columns is not None}
+        places = {number: own.places for number, own in tables.items()}
+        server = Server(
+            {c.id: ClientInfo(c.architecture, c.n, places.get(c.id, ())) for c in self.clients},
             self.model_factory,
             rounds=self.training.rounds,
             classes=self.classes,
@@ -183,6 +185,8 @@ class Federation(Setup):
             prepare=self.clients[0].prepare,
             example=self.clients[0].data.train.x[:0],
         )
+        server.column_widths = next((own.widths for own in tables.values()), ())
+        return server
 
     def _make_store(self) -> WeightStore:
         beside = None if self.folder is None else self.folder.path

@@ -129,17 +129,20 @@ def model_entry(
     texts = task.vocabulary
     normalized = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None
     plain = "plain" if prepare is to_float else None
-    columns = task.columns
-    table = None
+    own = client.columns
+    columns = task.columns if own is None else own.table
+    table: dict[str, Any] | None = None
     if isinstance(prepare, Prepare) and columns != TableColumns():
         fill = own_means(x, columns, prepare.mean)
         table = {"categories": columns.categories, "flags": columns.flags, "fill": fill}
+        if own is not None:
+            table["spelling"] = {name: how for name, how in data.get("features", {}).items() if name in own.names}
     return {
         "architecture": client.architecture,
         "classes": client.classes,
         "class_names": list(client.class_names or task.class_names or ()),
         **({} if task.classes else {"target": dataclasses.asdict(client.data.train.scale)}),
-        "feature_names": list(task.feature_names),
+        "feature_names": list(task.feature_names if own is None else own.names),
         "label_column": task.label_column,
         "vocabulary": None if texts is None else texts.most,
         "texts": None if texts is None else {"column": texts.column, "sha256": words, "tokens": texts.tokens},

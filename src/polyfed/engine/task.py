@@ -67,7 +67,7 @@ class Task:
         client.training = training
         client.public = self.public
         client.words = 0 if self.vocabulary is None else self.vocabulary.size
-        client.categories = self.columns.counts
+        client.categories = (self.columns if client.columns is None else client.columns.table).counts
         client.plugins = plugins
 
     @property

@@ -12,12 +12,12 @@ from torch import Tensor
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.core.model_factory import Builder, is_frozen, network_of, with_classes
+from polyfed.core.model_factory import Builder, is_frozen, network_of, with_classes, with_columns
 from polyfed.core.randomness import deal
 from polyfed.data.augmentation import augmentation
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.federated_dataset import FederatedDataset
-from polyfed.data.samples import ClientData
+from polyfed.data.samples import ClientData, OwnColumns
 from polyfed.data.transforms import Prepare
 from polyfed.engine.executors.choice import executor_kind
 from polyfed.engine.executors.executor import RunJobs
@@ -72,6 +72,8 @@ def build_federation(
     prepare = check_normalization(recipe, federated.source)
     method = recipe.chosen_method
     rows: Sequence[ClientData] = federated.clients
+    if recipe.run.control == "pooled" and federated.source.columns_differ:
+        raise ConfigError("run.control 'pooled': expected clients with the same columns, got data.features")
     if recipe.run.control == "pooled":
         method, rows, wrap = pool(recipe, federated.clients, federated.classes)
     elif recipe.run.control is not None:
@@ -133,12 +135,31 @@ def _networks(
     """The clients' architectures, and what makes each; with label spaces of their own, one per number of classes."""
     names = assign_architectures(recipe, len(federated.clients))
     builders = network_builders(recipe, federated.source, [*names, *auxiliary], federated.classes)
+    if federated.source.columns_differ:
+        return _names_with_columns(recipe, federated, names, builders)
     if recipe.data.label_space == "shared":
         return names, builders
     counts = [len(own.class_names) for own in federated.clients]
     for name, count in zip(names, counts, strict=True):
         builders[with_classes(name, count)] = network_builders(recipe, federated.source, [name], count)[name]
     return [with_classes(name, count) for name, count in zip(names, counts, strict=True)], builders
+
+
+def _names_with_columns(
+    recipe: Recipe, federated: FederatedDataset, names: Sequence[str], builders: dict[str, Builder]
+) -> tuple[list[str], dict[str, Builder]]:
+    """The same for clients with different columns: a network reads those of its client."""
+    named = []
+    for name, own in zip(names, federated.clients, strict=True):
+        assert own.columns is not None
+        named.append(with_columns(name, own.columns.names))
+        builders[named[-1]] = builder_of_columns(recipe, name, own.columns, federated.classes)
+    return named, builders
+
+
+def builder_of_columns(recipe: Recipe, name: str, columns: OwnColumns, classes: int) -> Builder:
+    """What makes a network of this name for rows with these columns. classes: 0: numbers are predicted."""
+    return network_builder(recipe, name, (len(columns.names),), classes or 1, None, columns.table.counts)
 
 
 def network_builders(recipe: Recipe, source: DatasetSource, names: Iterable[str], classes: int) -> dict[str, Builder]:
@@ -195,15 +216,19 @@ def _clients(
 
 
 def make_client(architecture: str, rows: ClientData, prepare: Prepare, name: str = "", has_test: bool = True) -> Client:
-    """A client with these rows; `Task.assign` tells it the rest. has_test: else its test rows are the task's."""
+    """A client with these rows; `Task.assign` tells it the rest. has_test: else its test rows are the task's.
+
+    prepare: of all columns, where clients have different ones.
+    """
     return Client(
         architecture,
         train=rows.train,
         test=rows.test if has_test else None,
         validation=rows.validation,
-        prepare=prepare,
+        prepare=prepare if rows.columns is None else prepare.of_features(rows.columns.features),
         class_names=rows.class_names,
         name=name,
+        columns=rows.columns,
     )
 
 

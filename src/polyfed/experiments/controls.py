@@ -32,7 +32,8 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], source: DatasetSourc
         ConfigError: a control cannot be made of these settings.
     """
     controls = {f"{name}-alone": base.choose_alone(name) for name, one in chosen.items() if runs_alone(one)}
-    controls |= {recipe.name: recipe for recipe in (*own(base, source), pooled(base))}
+    together = () if source.columns_differ else (pooled(base),)  # no network reads all clients' rows
+    controls |= {recipe.name: recipe for recipe in (*own(base, source), *together)}
     taken = {one.name for one in chosen.values()}
     return {recipe.name: recipe for recipe in controls.values() if recipe.name not in taken}
 

@@ -122,13 +122,15 @@ class OwnRows(Local):
         from polyfed.experiments.own_estimators import fit  # as scikit-learn takes a second to import
 
         source, client = self.federated.source, self.federated.clients[number]
-        categories = [place for place, count in enumerate(source.columns.counts) if count]
-        rows = (self._arrays(client.train), self._arrays(client.validation))
+        table = source.columns if client.columns is None else client.columns.table
+        categories = [place for place, count in enumerate(table.counts) if count]
+        prepare = self.prepare if client.columns is None else self.prepare.of_features(client.columns.features)
+        rows = (self._arrays(client.train, prepare), self._arrays(client.validation, prepare))
         seed = derive_seed(self.seed, "own rows", number) % 2**32
         return fit(self.control, _form(source), bool(self.federated.classes), categories, *rows, seed)
 
-    def _arrays(self, samples: LabeledSamples) -> tuple[Any, NDArray[Any]]:
-        rows = self.features(self.prepare(samples.x)) if len(samples) else ()
+    def _arrays(self, samples: LabeledSamples, prepare: Prepare) -> tuple[Any, NDArray[Any]]:
+        rows = self.features(prepare(samples.x)) if len(samples) else ()
         return rows, samples.y.numpy()
 
 

@@ -34,6 +34,7 @@ from polyfed.core.model_factory import is_frozen, network_of
 from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng, unless_drawn
 from polyfed.core.settings import AdapterSettings
+from polyfed.data.federation_columns import Feature
 from polyfed.data.inference_inputs import InputSpec, from_tensor, read
 from polyfed.data.samples import TableColumns, TargetScale, refuse_masked
 from polyfed.data.text import FIRST_WORD, OF_PAPER, WORDS_FILE, Vocabulary
@@ -411,11 +412,11 @@ def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
     )
 
 
-def _table(entry: Mapping[str, Any]) -> tuple[TableColumns, tuple[float, ...]]:
-    """Which features are categories or may be missing, and what stands for those that are."""
+def _table(entry: Mapping[str, Any]) -> tuple[TableColumns, tuple[float, ...], Mapping[str, Feature]]:
+    """Which features are categories or may be missing, what stands for those that are, and how files spell them."""
     stored = entry.get("table")
     if stored is None:
-        return TableColumns(), ()
+        return TableColumns(), (), {}
     form = validated(TableForm, stored, "table")
     count = len(entry["feature_names"])
     pairs = [tuple(pair) for pair in form.flags]
@@ -426,7 +427,8 @@ def _table(entry: Mapping[str, Any]) -> tuple[TableColumns, tuple[float, ...]]:
     if len(form.fill) != len(pairs):
         raise ValueError(f"expected {len(pairs)} values for missing ones, got {len(form.fill)}")
     columns = TableColumns(tuple(map(tuple, form.categories)), tuple((one, other) for one, other in pairs))
-    return columns, tuple(form.fill)
+    spelling = {name: Feature(**how) for name, how in (form.spelling or {}).items()}
+    return columns, tuple(form.fill), spelling
 
 
 def _built(entry: Mapping[str, Any], method: Method, form: InputSpec) -> nn.Module:

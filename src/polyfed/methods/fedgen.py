@@ -152,6 +152,7 @@ class FedGen(FedAvg):
             split_model=True,
             same_feature_dim=True,
             shared_shapes=self.aggregation != "same-shape",
+            same_columns=True,
             classes="its generator draws representations by class",
             hint="use method.aggregation = 'same-shape'",
         )

@@ -100,6 +100,7 @@ class InclusiveFL(Method):
     # declared -------------------------------------------------------------------------------------------------
     requirements = Requirements(
         shared_shapes=True,
+        same_columns=True,
         shared_outputs=weight_averaging.AVERAGES_HEADS,
         hint="use fedavg with method.aggregation = 'same-shape'",
     )

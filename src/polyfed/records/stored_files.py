@@ -138,6 +138,9 @@ class TableForm(Record):
     )
     flags: list[list[Count]] = Field(description="pairs of features: the second is 1 where the first is missing")
     fill: list[Number] = Field(description="per pair, what stands for the client's missing values")
+    spelling: IfPresent[dict[str, Any]] = Field(
+        default=None, description="where clients have different columns, of each what data.features says of it"
+    )
 
 
 class ModelFiles(Record):

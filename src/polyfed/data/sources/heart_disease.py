@@ -45,7 +45,7 @@ def heart_disease_flamby(options: SourceOptions) -> DatasetSource:
 
 
 def _rows(options: SourceOptions) -> Frame:
-    options.check_used("columns")
+    options.check_used("columns", "features")
     rows = tables.read_csv(package_folder(options) / "data" / "heart_disease_uci.csv")
     hospital = rows["dataset"].mask(rows["id"] == _FIRST_OF_HUNGARY, "Hungary")
     return rows.assign(hospital=hospital, disease=(rows["num"] != "0").astype(int).astype(str))

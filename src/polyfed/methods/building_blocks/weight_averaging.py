@@ -44,6 +44,7 @@ def requirements(
         shared_shapes=aggregation != "same-shape",
         shared_parts=parts,
         more_than_head=aggregation == "layer-wise" and parts is None,
+        same_columns=parts is None or "extractor" in parts,
         shared_outputs=AVERAGES_HEADS if parts is None else "",
         hint=hint,
         **further,

@@ -27,17 +27,22 @@ def discriminant(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, 
     """
     counts = sums["counts"]
     known = counts > 0
-    n_C = counts[known].double()
-    mu_CD = sums["sums"][known] / n_C.unsqueeze(1)
+    mu_CD = sums["sums"] / torch.where(known, counts, 1).double().unsqueeze(1)
     width = mu_CD.shape[1]
     most = divisor(sums)
     sigma_DD = within(sums) / most if most else torch.zeros(width, width, dtype=torch.float64)
-    w_DC = _solve(sigma_DD, mu_CD.T, shrinkage)
+    return discriminant_of(mu_CD, sigma_DD, known, shrinkage)
+
+
+def discriminant_of(mean_CD: Tensor, covariance_DD: Tensor, known_C: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
+    """The same of classes' means and their covariance. known_C: which classes there are rows of."""
+    mu_CD = mean_CD[known_C]
+    w_DC = _solve(covariance_DD, mu_CD.T, shrinkage)
     b_C = -(mu_CD.T * w_DC).sum(dim=0) / 2
-    weight_DC = torch.zeros(width, len(counts), dtype=torch.float64)
-    bias_C = torch.zeros(len(counts), dtype=torch.float64)
-    weight_DC[:, known] = w_DC - w_DC.mean(dim=1, keepdim=True)
-    bias_C[known] = b_C - b_C.mean()
+    weight_DC = torch.zeros(mean_CD.shape[1], len(known_C), dtype=torch.float64)
+    bias_C = torch.zeros(len(known_C), dtype=torch.float64)
+    weight_DC[:, known_C] = w_DC - w_DC.mean(dim=1, keepdim=True)
+    bias_C[known_C] = b_C - b_C.mean()
     return weight_DC, bias_C
 
 
@@ -48,10 +53,15 @@ def ridge(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, Tensor]
     """
     rows = sums["counts"].sum().double()
     mean = sums["sums"][0] / rows
-    width = len(mean) - 1
     second = unpack(sums["products"], len(mean)) / rows - torch.outer(mean, mean)
-    weight_D1 = (1 - shrinkage) * _solve(second[:width, :width], second[:width, -1:], shrinkage)
-    return weight_D1, mean[-1:] - mean[:width] @ weight_D1
+    return ridge_of(mean, second, shrinkage)
+
+
+def ridge_of(mean_D: Tensor, covariance_DD: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
+    """The same of a mean and a covariance; the last of D is the number to predict."""
+    width = len(mean_D) - 1
+    weight_D1 = (1 - shrinkage) * _solve(covariance_DD[:width, :width], covariance_DD[:width, -1:], shrinkage)
+    return weight_D1, mean_D[-1:] - mean_D[:width] @ weight_D1
 
 
 def naive_bayes(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, Tensor]:

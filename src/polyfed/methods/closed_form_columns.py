@@ -1,0 +1,268 @@
+"""ClosedFormColumns: one linear model for clients whose tables have different columns, from sums over who has a pair
+(after Friedman, JASA 1989, on moments by pairwise deletion, Little and Rubin 2002).
+
+Of a federation's columns (a recipe's [data.features]) each client has some. phi stands by column
+(`functional.column_moments`): of a number z and max(z - t, 0) at four t, of a category a 0/1 number each.
+
+round 1, "scale"  client k: of each of its columns the number of values, their sum and that of their squares
+                  server: mean and deviation of each column over whoever has it; z = (value - mean) / deviation
+then, once        client k: N_c[i, j], A_c[f, j] and P[f, g] over its rows that have both columns
+                  server: adds them up;  mu_c[f] = A_c[f, i] / N_c[i, i],
+                  Sigma[f, g] = (P[f, g] - sum_c A_c[f, j] A_c[g, i] / N_c[i, j]) / sum_c N_c[i, j]
+for client k      mu and Sigma of the columns that k has, Sigma without negative eigenvalues,
+                  A = (1 - s) Sigma + s tr(Sigma) / D I,  W = A^-1 mu',  b_c = - mu_c' W_c / 2
+prediction:       softmax(t (phi(x)' W + b) + log pi),  pi: the client's own class shares; t: as in closed-form
+Missing values:   a row counts in the sums of what it has; in a prediction its feature is the mean over all rows.
+Numbers:          W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y), y one more column, in each client's own unit
+
+No network is trained or sent. Any grouping of the rows gives the same sums. A client is sent the model of its own
+columns alone: of a column that it lacks, also of who has it, it learns nothing. The server knows which columns a
+client has. What two clients alone share, each of them can take its own sums from and guess at the other's.
+If all clients have all columns and no value is missing, this is closed-form with these features. Without
+[data.features] each number of an input is such a column.
+
+Shapes: J columns of the federation, D features, C classes; J_k, D_k: those of client k.
+Sent: up 2 * 3 J, then once 2 (C J (J + 1) / 2 + C D J + D (D + 1) / 2); down 2 * 2 J_k, then 2 (D_k C + 2 C + D_k).
+Kept: client: what it has received; server: the sums, mean and deviation of columns.
+Deviations from the papers: (1) A pair of columns that no client has both of counts as uncorrelated. (2) Sigma of pairs
+of different rows may have negative eigenvalues; they become 0, and the share of the trace that they had is in the
+round's record (`repaired`), as is the number of such pairs (`pairs_without_rows`).
+
+The classifier is Friedman's (regularized discriminant analysis, JASA 1989), as in closed-form; moments of pairs of what
+is there are "pairwise deletion" (Little and Rubin, Statistical Analysis with Missing Data, 2002, section 3.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core import inference
+from polyfed.core.client import Client
+from polyfed.core.message import Group, Message, State, get_group, get_tensor
+from polyfed.core.method import Context, Exchange, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.server import Server
+from polyfed.core.upload_forms import Entry, Members, UploadContext
+from polyfed.errors import ConfigError
+from polyfed.functional import closed_forms, column_moments
+from polyfed.functional.calibration import USUAL, fit_temperature
+from polyfed.functional.class_statistics import add
+from polyfed.methods.building_blocks import own_columns
+
+_EXACT = (torch.float64,)
+_COUNT = (torch.int64,)
+
+
+@hyperparameters
+class ClosedFormColumns(Method):
+    """A linear model of each client's own columns, solved at the server from sums over whoever has a pair of them."""
+
+    shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.2  # s, how far the covariance is shrunk towards a multiple of I
+
+    def exchanges(self, round: int) -> Sequence[Exchange]:
+        scale = (Exchange("scale", trains=False),) if round == 1 else ()
+        return (*scale, Exchange("sums", trains=False))
+
+    def init_server(self, server: Server) -> None:
+        if not server.prepare(server.input_example).is_floating_point():
+            raise ConfigError(f"{self.name}: expected inputs of numbers, got ids of words")
+
+    # client ---------------------------------------------------------------------------------------------------------
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        columns = own_columns.columns_of(client)
+        if client.exchange == "scale":
+            return {"scale": own_columns.sum_values(client, columns)}
+        if client.state.get("heard"):
+            return {}
+        phi_ND, has_NJ = self._rows(client)
+        made = get_group(client.state, "map")
+        train = client.data.train
+        sums = column_moments.sum_rows(phi_ND, has_NJ, made["column"], train.y, client.classes)
+        return {"sums": own_columns.spread(sums, columns, client.classes)}
+
+    def _rows(self, client: Client) -> tuple[Tensor, Tensor]:
+        """The training rows' features (N, D_k), and whether they have a value in each column (N, J_k)."""
+        made = get_group(client.state, "map")
+
+        def both(x: Tensor) -> Tensor:
+            phi_ND, has_NJ = own_columns.find_features(made, x)
+            return torch.cat([phi_ND, has_NJ.to(phi_ND.dtype)], dim=1)
+
+        rows = inference.map_batches(both, client.model, client.data.train, client.prepare).cpu()
+        width = len(made["column"])
+        return rows[:, :width], rows[:, width:].bool()
+
+    def receive(self, client: Client, message: Message) -> Context:
+        if "scale" in message:
+            client.state["map"] = own_columns.make_map(client, get_group(message, "scale"))
+        if "solution" in message:
+            client.state["solution"] = {name: t.clone() for name, t in get_group(message, "solution").items()}
+            if client.classes:
+                self._weigh_classes(client)
+        client.state["heard"] = torch.tensor("heard" in message)
+        return {}
+
+    def _weigh_classes(self, client: Client) -> None:
+        """The client's class shares, and the temperature that its validation rows choose, if it has any."""
+        counts = client.data.train.y.bincount(minlength=client.classes).double()
+        client.state["own shares"] = own_C = counts / counts.sum()
+        rows = client.data.validation
+        if len(rows):
+            known = get_tensor(get_group(client.state, "solution"), "shares")
+            scores = inference.map_batches(lambda x: _scores(x, client.state), client.model, rows, client.prepare).cpu()
+            chosen = fit_temperature(scores, rows.y, known, own_C)
+            client.state["temperature"] = torch.tensor(chosen, dtype=torch.float64)
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """Log probabilities, or numbers; before anybody has sent anything what the network gives."""
+        if "solution" not in context:
+            scores: Tensor = model(x)
+            return scores
+        scores_NC = _scores(x, context)
+        if "shares" not in context["solution"]:
+            return scores_NC
+        known_C = context["solution"]["shares"].to(scores_NC.device)
+        prior_C = context["own shares"].to(scores_NC.device)
+        return closed_forms.log_posterior(float(context.get("temperature", USUAL)) * scores_NC, known_C, prior_C)
+
+    # server -----------------------------------------------------------------------------------------------------------
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if server.exchange == "scale":
+            sent = [get_group(message, "scale") for message in uploads.values()]
+            server.state["scale"] = own_columns.scale_of(sent, len(own_columns.widths_of(server)))
+            return
+        heard = _heard(server)
+        new = {i: get_group(message, "sums") for i, message in uploads.items() if "sums" in message and i not in heard}
+        possible = {i: sums for i, sums in new.items() if self._are_possible(server, i, sums)}
+        if len(possible) < len(new):
+            server.log["sums_left_out"] = len(new) - len(possible)
+        if possible:
+            self._add(server, [*possible.values()], [*possible])
+
+    def _add(self, server: Server, given: Sequence[Group], summed: Collection[int]) -> None:
+        """Add sums to those that there are. summed: whose they are."""
+        for sums in given:
+            server.state["sums"] = add(get_group(server.state, "sums"), sums) if "sums" in server.state else dict(sums)
+        server.state["heard"] = torch.tensor(sorted([*_heard(server), *summed]))
+        self._record(server)
+
+    def _are_possible(self, server: Server, client_id: int, sums: Group) -> bool:
+        columns = torch.tensor(own_columns.places(server, client_id))
+        return column_moments.are_possible(
+            sums, server.clients[client_id].num_samples, columns, own_columns.of_features(server)
+        )
+
+    def _record(self, server: Server) -> None:
+        """How far pairs of columns are from moments of rows."""
+        pairs = get_group(server.state, "sums")["pairs"].sum(dim=0)
+        server.log["pairs_without_rows"] = int((pairs == 0).sum())
+        sets = {info.columns: client_id for client_id, info in server.clients.items()}
+        server.log["repaired"] = max(float(self._gaussian(server, i)["repaired"]) for i in sets.values())
+
+    def _gaussian(self, server: Server, client_id: int) -> dict[str, Tensor]:
+        columns = torch.tensor(own_columns.places(server, client_id))
+        return column_moments.marginal(get_group(server.state, "sums"), own_columns.of_features(server), columns)
+
+    # the same, where the server sees totals alone ---------------------------------------------------------------------
+    def sends_addends(self, server: Server, client_id: int) -> bool:
+        return server.exchange == "scale" or client_id not in _heard(server)
+
+    def addends(self, client: Client, upload: Message) -> tuple[Group, Message]:
+        if "scale" in upload:
+            return own_columns.shrink(get_group(upload, "scale")), {}
+        return {name: tensor.double() for name, tensor in get_group(upload, "sums").items()}, {}
+
+    def aggregate_sum(
+        self, server: Server, total: Group, summed: Collection[int], others: Mapping[int, Message]
+    ) -> None:
+        if server.exchange == "scale":
+            sent = [own_columns.grow(total)] if summed else []
+            server.state["scale"] = own_columns.scale_of(sent, len(own_columns.widths_of(server)))
+            return
+        if not summed:
+            return
+        sums = {**total, "pairs": total["pairs"].round().long()}
+        rows = sum(server.clients[i].num_samples for i in summed)
+        columns = sorted({place for i in summed for place in own_columns.places(server, i)})
+        if not column_moments.are_possible(sums, rows, torch.tensor(columns), own_columns.of_features(server)):
+            server.log["sums_left_out"] = len(summed)
+            return
+        self._add(server, [sums], summed)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        message: State = {}
+        if "scale" in server.state:
+            scale = get_group(server.state, "scale")
+            own = [place for place in own_columns.places(server, client_id) if place < len(scale["mean"])]
+            message["scale"] = {name: tensor[own] for name, tensor in scale.items()}
+        if "sums" in server.state:
+            message["solution"] = self._solve(server, client_id)
+        if client_id in _heard(server):
+            message["heard"] = torch.ones((), dtype=torch.uint8)
+        return message
+
+    def _solve(self, server: Server, client_id: int) -> dict[str, Tensor]:
+        """W (D_k, C), b (C,), what stands for a missing feature (D_k,) and, of classes, their shares (C,)."""
+        gaussian = self._gaussian(server, client_id)
+        rows_C = gaussian["rows"]
+        fill_D = rows_C @ gaussian["mean"] / rows_C.sum().clamp(min=1)
+        if not server.classes:
+            weight, bias = column_moments.ridge(gaussian, self.shrinkage)
+            return {"weight": weight, "bias": bias, "fill": fill_D[:-1]}
+        weight, bias = column_moments.discriminant(gaussian, self.shrinkage)
+        return {"weight": weight, "bias": bias, "fill": fill_D, "shares": rows_C / rows_C.sum().clamp(min=1)}
+
+    # declared ---------------------------------------------------------------------------------------------------------
+    name = "closed-form-columns"
+    evaluation_stage = "received"
+    same_addends = True
+    staleness_weighting = "alike"  # sums are the same in any round
+    supports_dp_sgd = False
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(shared_outputs="it adds up rows by class")
+
+    @staticmethod
+    def _scale_form(known: UploadContext, name: str) -> Members:
+        count = (len(own_columns.widths_of(known.server)),)
+        entries = {
+            "values": Entry(count, _COUNT, 0, "N"),
+            "sums": Entry(count, _EXACT),
+            "squares": Entry(count, _EXACT, 0),
+        }
+        return Members({key: (entry,) for key, entry in entries.items()})
+
+    @staticmethod
+    def _sums_form(known: UploadContext, name: str) -> Members:
+        classes = known.server.classes
+        width = len(own_columns.of_features(known.server))
+        count = len(own_columns.widths_of(known.server)) + (not classes)
+        entries = {
+            "pairs": Entry((classes or 1, count * (count + 1) // 2), _COUNT, 0, "N"),
+            "sums": Entry((classes or 1, width, count), _EXACT),
+            "products": Entry((width * (width + 1) // 2,), _EXACT),
+        }
+        return Members({key: (entry,) for key, entry in entries.items()})
+
+    upload_form = {"scale": _scale_form, "sums": _sums_form}
+    fixed_entries = {"sums": "sums of rows, which would be solved with all that was done to them"}
+
+
+def _heard(server: Server) -> list[int]:
+    """The clients whose sums are in those of the server."""
+    return get_tensor(server.state, "heard").tolist() if "heard" in server.state else []
+
+
+def _scores(x: Tensor, context: Context) -> Tensor:
+    """Scores of classes (N, C) without class shares, or numbers (N, 1); float64."""
+    solution: Group = context["solution"]
+    phi_ND, has_NJ = own_columns.find_features(context["map"], x)
+    has_ND = has_NJ[:, context["map"]["column"].to(x.device)]
+    phi_ND = torch.where(has_ND, phi_ND, solution["fill"].to(phi_ND))
+    return phi_ND @ solution["weight"].to(phi_ND) + solution["bias"].to(phi_ND)

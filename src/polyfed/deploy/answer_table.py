@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import PublicData
-from polyfed.core.message import flatten
+from polyfed.core.message import ADDENDS, flatten
 from polyfed.core.releases import Release
 from polyfed.core.upload_forms import UploadContext
 from polyfed.data.federated_dataset import FederatedDataset
@@ -215,7 +215,7 @@ class _Trial:
             upload.nbytes + _NUMBER * len(figures),
             self._client.n,
             "training",
-            tuple(dict.fromkeys(_HIDING[one.what] for one in upload.releases)),
+            tuple(dict.fromkeys([*(_HIDING[one.what] for one in upload.releases), *upload.totals])),
             *self._epsilons([(upload, times)]),
         )
 
@@ -266,11 +266,10 @@ class _Trial:
             for part in parts
             for name, tensor in flatten(part).items()
         }
-        rounds = self._recipe.training.rounds + bool(self._method.final_exchanges())
         return Answer(
             "model at the end" if tensors else "end, without a model",
             1,
-            self._limits.most("finish", rounds + 1),
+            self._limits.most("finish", 1),
             _described(tensors),
             tuple(told.facts),
             sum(tensor.nbytes for tensor in tensors.values()) + facts_nbytes(told.facts),
@@ -324,12 +323,16 @@ class _TrialData(DataCache):
 
 @dataclass(frozen=True)
 class _Upload:
-    """What leaves the client in an exchange, at most. sums: names of figures that the method adds up in training."""
+    """What leaves the client in an exchange, at most.
+
+    sums: names of figures that the method adds up in training. totals: which of it only totals of all clients show.
+    """
 
     tensors: tuple[str, ...]
     nbytes: int
     sums: tuple[str, ...]
     releases: tuple[Release, ...]
+    totals: tuple[str, ...]
 
 
 class _Recorder(Plugin):
@@ -366,6 +369,7 @@ class _Recorder(Plugin):
                 largest_nbytes(round.method.upload_form, left.message, known),
                 tuple(left.sums),
                 tuple(released[self._counted :]),
+                (f"'{ADDENDS}' in a total",) if ADDENDS in left.message else (),
             )
             self._counted = len(released)
 

@@ -58,7 +58,7 @@ class TaskRequest(Settings):
     variant: str = ""
     base: _Mark = ""
     best: _Mark = ""
-    parts: list[_Part] = Field(default_factory=list)
+    parts: Annotated[list[_Part], Field(max_length=2)] = Field(default_factory=list)
 
 
 JOB_FACTS = {*TaskRequest.model_fields} & {field.name for field in fields(TrainJob)}  # for `make_job`

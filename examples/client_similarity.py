@@ -14,8 +14,7 @@ import argparse
 import torch
 from _common import finished_run, personal_models, representations_of
 
-from polyfed.analysis.cka import pairwise_cka
-from polyfed.analysis.representations import unit_kernel
+from polyfed.functional.kernels import cka
 
 
 def main() -> None:
@@ -27,10 +26,8 @@ def main() -> None:
     print(f"{'run':50s}  {'all pairs':>9s}  {'same net':>9s}  {'others':>9s}")
     for run in arguments.runs:
         views = representations_of(run, arguments.images)
-        matrix, nets = (
-            pairwise_cka([unit_kernel(view) for view in views]),
-            [model.architecture for model in personal_models(run)],
-        )
+        matrix = torch.tensor([[float(cka(one, other)) for other in views] for one in views])
+        nets = [model.architecture for model in personal_models(run)]
         alike = torch.tensor([[a == b for b in nets] for a in nets])
         pair = ~torch.eye(len(nets), dtype=torch.bool)
         kinds = (pair, pair & alike, pair & ~alike)

@@ -1,5 +1,5 @@
 from polyfed import methods as methods
-from polyfed.analysis.network_figures import plot as plot
+from polyfed.analysis.plotting import plot as plot
 from polyfed.config.recipe import Recipe as Recipe
 from polyfed.core.client import Client as Client
 from polyfed.core.client import PublicData as PublicData

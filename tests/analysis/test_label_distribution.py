@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 
 from polyfed.analysis.label_distribution import label_table
+from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
-from polyfed.experiments.data_cache import load_run_data
+from polyfed.experiments.data_cache import DataCache
 from polyfed.records.schema import ClientRow
 from polyfed.report.run_records import RunRecord
 
 
 def test_counts_of_each_client(runs: list[RunRecord]) -> None:
     table = label_table(runs[0])
-    for client, row in zip(load_run_data(runs[0]).clients, table.to_numpy(), strict=True):
+    dealt = DataCache().federated(Recipe.of_run(runs[0].path))
+    for client, row in zip(dealt.clients, table.to_numpy(), strict=True):
         assert list(row) == np.bincount(client.train.y.numpy(), minlength=10).tolist()
     assert list(table) == list("0123456789")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from polyfed.analysis.representations import clients_of
 from polyfed.deploy.node_registry import EventLog
 from polyfed.report.compare_command import read_command
 from tests.helpers.refusals import refusal
@@ -19,7 +18,6 @@ NESTED = b"[" * 100_000
 @pytest.mark.parametrize(
     ("name", "reader"),
     [
-        ("models/index.json", clients_of),
         ("compare.json", read_command),
         ("nodes.jsonl", lambda folder: EventLog(folder / "nodes.jsonl", resume=True)),
     ],

@@ -67,24 +67,19 @@ def plot(
     stage: Annotated[
         str | None, typer.Option(metavar="NAME", help="Scoring stage of curves and gains [each run's own].")
     ] = None,
-    inputs: Annotated[
-        int | None, typer.Option(metavar="NUMBER", help="cka, tsne: inputs that all clients see [1000].")
-    ] = None,
-    trust: Trust = False,
 ) -> None:
     """Figures of finished runs.
 
-    Each is written as png and svg, with its numbers beside it as json and csv: curves, clients, gains, labels, cka,
-    tsne.
+    Each is written as png and svg, with its numbers beside it as json and csv: curves, clients, gains, labels.
 
     \b
     polyfed plot runs/quickstart
-    polyfed plot runs/quickstart/fedgh/seed-0 --figures cka,tsne --out figures
+    polyfed plot runs/quickstart/fedgh/seed-0 --figures clients,labels --out figures
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import analysis
 
-    names = None if figures is None else parse_names(figures, "--figures", "curves,cka")
-    done = analysis.plot(folders, names, out, stage=stage, inputs=inputs, trust=trust)
+    names = None if figures is None else parse_names(figures, "--figures", "curves,labels")
+    done = analysis.plot(folders, names, out, stage=stage)
     for note in done.notes:
         print_text(note)
     print_files(done.files)

@@ -21,9 +21,8 @@ from polyfed.engine.run_folder import other_clients
 from polyfed.errors import ConfigError, described
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.registry import PARTITIONS
-from polyfed.report.run_records import RunRecord
 
-__all__ = ["DataCache", "federate", "input_normalization", "load_run_data"]
+__all__ = ["DataCache", "federate", "input_normalization"]
 
 
 class DataCache:
@@ -88,24 +87,6 @@ class DataCache:
             drawn = public_inputs(other, federated.source, data.public_samples, numpy_generator(seed, "data public"))
             self._public = (key, drawn)
         return PublicData(self._public[1], prepare, origin="other")
-
-
-def load_run_data(run: RunRecord, cache: DataCache | None = None) -> FederatedDataset:
-    """The data of a finished run's clients, partitioned again from its recipe.
-
-    Raises:
-        ConfigError: a recipe without data, or of code that is not trusted; data that are missing, or not the run's.
-    """
-    path = run.path / "recipe.toml"
-    if not run.recipe.data.get("dataset"):
-        raise ConfigError(f"expected a recipe that names the data in {path}, got none: the run was given its data")
-    data = (cache or DataCache()).federated(Recipe.of_run(run.path, run.trusted))
-    had = [row.samples for row in run.result.clients_table or ()]
-    now = [len(client.train) for client in data.clients]
-    if had and had != now:
-        client = next((n for n, (a, b) in enumerate(zip(had, now, strict=False)) if a != b), min(len(had), len(now)))
-        raise ConfigError(f"{path} gives other data now than the run had: client {client} has another number of rows")
-    return data
 
 
 def data_generators(seed: int) -> Generators:

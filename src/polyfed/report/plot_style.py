@@ -152,27 +152,16 @@ def style_axes(axes: Any, grid: str = "both") -> None:
 
 def legend(axes: Any, handles: Sequence[Any], names: Iterable[str]) -> None:
     """What the lines or bars are called, below the axes, in as many columns as fit."""
-    legends(axes.figure, [(handles, names)])
-
-
-def legends(figure: Any, beside: Sequence[tuple[Sequence[Any], Iterable[str]]]) -> None:
-    """Legends side by side below the axes, each (handles, names) with an equal share of the width."""
-    width = figure.get_figwidth() / len(beside)
+    figure = axes.figure
+    width = figure.get_figwidth()
     letters = min(_ACROSS, int((width - _KEY) / _LETTER))
-    for number, (handles, names) in enumerate(beside):
-        labels = ["\n".join(textwrap.wrap(name, letters)) for name in names]
-        widest = max(len(line) for label in labels for line in label.split("\n"))
-        columns = max(1, min(4, len(labels), int(width / (_KEY + _LETTER * widest))))
-        place = {"loc": "upper left", "bbox_to_anchor": (number / len(beside), 0)}
-        look = {"frameon": False, "fontsize": _TEXT, "handlelength": 3.2, "columnspacing": 1.2, "borderaxespad": 0.2}
-        for text in figure.legend(handles, labels, ncols=columns, **place, **look).get_texts():
-            text.set_parse_math(False)
-
-
-def finish_layout(figure: Figure) -> None:
-    """Lay out square maps before they are saved: matplotlib approaches their place pass by pass."""
-    for _ in range(2):
-        figure.draw_without_rendering()
+    labels = ["\n".join(textwrap.wrap(name, letters)) for name in names]
+    widest = max(len(line) for label in labels for line in label.split("\n"))
+    columns = max(1, min(4, len(labels), int(width / (_KEY + _LETTER * widest))))
+    look = {"frameon": False, "fontsize": _TEXT, "handlelength": 3.2, "columnspacing": 1.2, "borderaxespad": 0.2}
+    place = {"loc": "upper left", "bbox_to_anchor": (0.0, 0)}
+    for text in figure.legend(handles, labels, ncols=columns, **place, **look).get_texts():
+        text.set_parse_math(False)
 
 
 def add_colorbar(figure: Figure, shown: Any, axes: Sequence[Any], label: str) -> None:

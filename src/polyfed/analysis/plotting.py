@@ -1,16 +1,15 @@
 """All figures by name, and the one call that draws them from run folders, with their numbers beside them.
 
-Those of records alone come from `polyfed.report` (curves, clients, gains) and from here (labels); those that look into
-the clients' networks (cka, tsne) need torch, data and models.
+All of them are made of records alone. `polyfed.load` gives the clients' networks for what looks into these.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from polyfed.errors import ConfigError
 from polyfed.markup import image, notes
@@ -21,14 +20,10 @@ from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import FigureWithData
 from polyfed.report.run_records import RunRecord, load_runs, rows_of_pooled
 
-if TYPE_CHECKING:
-    from polyfed.analysis.representations import GroupRepresentations
-
 __all__ = ["FIGURES", "Plot", "plot"]
 
 Found = TypeVar("Found")
-_INPUTS = 1000  # inputs of cka and tsne, unless told otherwise
-_USED_BY = {"stage": ("curves", "gains"), "inputs": ("cka", "tsne")}
+_OF_STAGES = ("curves", "gains")  # figures that the option `stage` is for
 
 
 @dataclass(frozen=True)
@@ -51,8 +46,6 @@ def plot(
     out: str | Path | None = None,
     *,
     stage: str | None = None,
-    inputs: int | None = None,
-    trust: bool = False,
 ) -> Plot:
     """Draw figures of finished runs, each as PNG and SVG, with its numbers beside it as JSON and CSV.
 
@@ -61,9 +54,6 @@ def plot(
         figures: names in `FIGURES`; by default all that these folders allow.
         out: where to; by default ``analysis`` in the first folder.
         stage: scoring stage of curves and gains; None: each run's own.
-        inputs: how many all clients see in cka and tsne, see `polyfed.analysis.representations.common_inputs`;
-            default 1000.
-        trust: whether code that the folders name ("package.module:name") may be imported, for cka and tsne.
 
     Raises:
         ConfigError: an unknown figure, one that these folders do not allow, an option that no figure uses.
@@ -75,8 +65,10 @@ def plot(
     if not given or (figures is not None and not figures):
         raise ConfigError(f"expected at least one {'figure' if given else 'run folder'}, got none")
     chosen = list(dict.fromkeys(figures or FIGURES))
-    _check_options({"stage": stage, "inputs": inputs}, chosen)
-    runs = _Runs(given, stage, inputs or _INPUTS, chosen, trust)
+    if stage is not None and not {*_OF_STAGES} & {*chosen}:
+        expected = " or ".join(_OF_STAGES)
+        raise ConfigError(f"stage: expected a figure that uses it ({expected}), got {', '.join(chosen)}")
+    runs = _Runs(given, stage)
     drawings = []
     left_out = []
     for name in chosen:
@@ -96,45 +88,20 @@ def plot(
     return Plot(tuple(files), tuple(left_out))
 
 
-def _check_options(options: Mapping[str, Any], chosen: Sequence[str]) -> None:
-    """Whether a figure uses each option that is given."""
-    for option, used_by in _USED_BY.items():
-        if options[option] is not None and not set(used_by) & set(chosen):
-            expected = " or ".join(used_by)
-            raise ConfigError(f"{option}: expected a figure that uses it ({expected}), got {', '.join(chosen)}")
-    if options["inputs"] is not None and options["inputs"] < 2:
-        raise ConfigError(f"inputs: expected at least 2, got {options['inputs']}")
-
-
 @dataclass
 class _Runs:
-    """The runs of an analysis, read once; what several figures need of the clients' networks is made once."""
+    """The runs of an analysis, read once."""
 
     given: Sequence[Path]
     stage: str | None
-    inputs: int
-    chosen: Sequence[str]
-    trust: bool
 
     @functools.cached_property
     def found(self) -> list[RunRecord]:
-        return load_runs(self.given, self.trust)
+        return load_runs(self.given)
 
     @functools.cached_property
     def groups(self) -> list[Group]:
         return group_runs(rows_of_pooled(self.found), self.stage)[0]
-
-    @functools.cached_property
-    def represented(self) -> list[GroupRepresentations]:
-        """What the clients' networks make of common inputs: one pass for all figures that need it."""
-        from polyfed.analysis.representations import represent_runs
-
-        return represent_runs(
-            self.found,
-            inputs=self.inputs,
-            kernels="cka" in self.chosen,
-            vectors="tsne" in self.chosen,
-        )
 
 
 def _labels(runs: _Runs) -> list[FigureWithData]:
@@ -149,23 +116,6 @@ def _numbered(groups: Sequence[Found]) -> Iterator[tuple[Found, str]]:
         yield group, f"-{number}" if len(groups) > 1 else ""
 
 
-def _cka(runs: _Runs) -> list[FigureWithData]:
-    from polyfed.analysis.cka import draw_maps
-
-    return [draw_maps(one.group, one.runs, one.seed, f"cka{end}") for one, end in _numbered(runs.represented)]
-
-
-def _tsne(runs: _Runs) -> list[FigureWithData]:
-    from polyfed.analysis.tsne import draw_panels, embeddings
-
-    drawings: list[FigureWithData] = []
-    for one, end in _numbered(runs.represented):
-        mine = [each for each in one.runs if each.run.seed == one.seed]
-        found = [panel for each in mine for panel in embeddings(each)]
-        drawings.append(draw_panels(one.group, found, mine[0].inputs, f"tsne{end}"))
-    return drawings
-
-
 FIGURES: dict[str, Callable[[_Runs], list[FigureWithData]]] = {
     "curves": lambda runs: [
         drawing for x in axes_of(runs.groups) for drawing in curve_drawings(runs.groups, x, runs.stage)
@@ -173,6 +123,4 @@ FIGURES: dict[str, Callable[[_Runs], list[FigureWithData]]] = {
     "clients": lambda runs: clients(runs.groups),
     "gains": lambda runs: gain_drawings(runs.groups, runs.stage),
     "labels": _labels,
-    "cka": _cka,
-    "tsne": _tsne,
 }

@@ -9,13 +9,12 @@ import pytest
 
 from polyfed.analysis import plot
 from polyfed.cli import app as cli
-from polyfed.errors import ConfigError
 from polyfed.report.plot_style import FigureWithData
 from tests.helpers.readable import unreadable
 
 RECORDS = ["curves", "clients"]
 STEMS = [
-    "accuracy-by-round", "accuracy-by-bytes", "accuracy-by-seconds", "accuracy-per-client", "labels", "cka", "tsne",
+    "accuracy-by-round", "accuracy-by-bytes", "accuracy-by-seconds", "accuracy-per-client", "labels",
 ]  # fmt: skip
 
 
@@ -43,7 +42,7 @@ def test_everything_that_two_methods_allow(
 
     monkeypatch.setattr(FigureWithData, "write", watched)
     out = tmp_path / "figures"
-    assert cli.status(["plot", str(compared), "--out", str(out), "--inputs", "20"]) == 0
+    assert cli.status(["plot", str(compared), "--out", str(out)]) == 0
     assert sorted(file.name for file in out.iterdir()) == sorted(
         f"{stem}.{form}" for stem in STEMS for form in ("png", "svg", "json", "csv")
     )
@@ -56,10 +55,6 @@ def test_everything_that_two_methods_allow(
         assert "digits" in text["about"]
         assert "seed" in text["about"]
         assert len((out / f"{drawing.stem}.csv").read_text().splitlines()) == len(drawing.rows) + 1
-    cka = json.loads((out / "cka.json").read_text())
-    of_fedmrl = {row["layer"] for row in cka["rows"] if row["name"] == "fedmrl"}
-    assert of_fedmrl == {"representation", "logits"}, "FedMRL's personal network has no extractor"
-    assert {(row["name"], row["seed"]) for row in cka["rows"]} == {(n, s) for n in ("local", "fedmrl") for s in (0, 1)}
     assert not (compared / "local" / "seed-0" / "analysis").exists(), "only below --out"
 
 
@@ -72,28 +67,15 @@ def test_without_a_place_figures_lie_with_the_runs_and_a_notebook_shows_them(com
     assert alone._repr_html_() == '<img alt="labels" src="data:image/png;base64," style="max-width:100%">'
 
 
-def test_a_run_without_models_has_the_other_figures(
-    compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(compared / "local" / "seed-0", copy)
-    shutil.rmtree(copy / "models")
-    monkeypatch.setattr(FigureWithData, "write", lambda self, folder: [Path(self.stem)])
-    done = plot(copy)
-    assert [file.name for file in done.files] == STEMS[:-2]
-    assert [note.partition(": ")[2].partition(":")[0] for note in done.notes] == ["cka", "tsne"]
-    assert done.notes[0].endswith("holds no clients' models (models/index.json), which this figure is made of")
-    with pytest.raises(ConfigError, match="holds no clients' models"):
-        plot(copy, ["cka"])
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["--figures", "curve"], "unknown figure 'curve'; did you mean 'curves'?"),
-        (["--figures", "curves,"], "expected --figures as names with commas between (curves,cka), got 'curves,'"),
-        (["--figures", "curves", "--inputs", "9"], "inputs: expected a figure that uses it (cka or tsne), got curves"),
-        (["--figures", "cka", "--inputs", "1"], "inputs: expected at least 2, got 1"),
+        (["--figures", "curves,"], "expected --figures as names with commas between (curves,labels), got 'curves,'"),
+        (
+            ["--figures", "labels", "--stage", "received"],
+            "stage: expected a figure that uses it (curves or gains)",
+        ),
     ],
 )
 def test_what_is_refused_in_one_line(

@@ -29,11 +29,6 @@ WEIGHTS = [3.0, 1.0, 4.0]
 BASE = Adapter(torch.ones(4, IN), torch.ones(OUT, 4))
 
 
-def slices(adapters: list[Adapter], weights: list[float], base: Adapter) -> Adapter:
-    """Each component over the clients whose rank is above it."""
-    return lora.mean_components(adapters, [range(one.rank) for one in adapters], weights, base)
-
-
 def mean_by_hand(adapters: list[Adapter], weights: list[float]) -> np.ndarray:
     parts = [w * by_hand(one) for w, one in zip(weights, adapters, strict=True)]
     found: np.ndarray = np.sum(parts, axis=0) / sum(weights)
@@ -69,7 +64,7 @@ def test_the_closest_update_of_a_rank_errs_by_the_tail_of_singular_values() -> N
 
 def test_with_equal_ranks_padding_and_slices_are_the_average_bit_for_bit() -> None:
     naive = lora.pad(EQUAL, WEIGHTS)
-    other = slices(EQUAL, WEIGHTS, lora.select(BASE, range(3))[0])
+    other = lora.mean_components(EQUAL, WEIGHTS, lora.first_components(BASE, 3))
     assert torch.equal(naive.a, other.a)
     assert torch.equal(naive.b, other.b)
     shares = np.array(WEIGHTS) / sum(WEIGHTS)
@@ -81,7 +76,7 @@ def test_with_equal_ranks_padding_and_slices_are_the_average_bit_for_bit() -> No
 
 def test_padding_counts_missing_components_as_zeros_and_slices_leave_them_out() -> None:
     padded = lora.pad(UNEQUAL, WEIGHTS)
-    sliced = slices(UNEQUAL, WEIGHTS, BASE)
+    sliced = lora.mean_components(UNEQUAL, WEIGHTS, BASE)
     shares = np.array(WEIGHTS) / sum(WEIGHTS)
     for j, holders in enumerate(([0, 1, 2], [1, 2], [2], [2])):
         a = sum(shares[k] * UNEQUAL[k].a[j].double().numpy() for k in holders)
@@ -90,7 +85,7 @@ def test_padding_counts_missing_components_as_zeros_and_slices_leave_them_out() 
         assert close(padded.b[:, j], b)
         assert close(sliced.a[j], a / shares[holders].sum())
         assert close(sliced.b[:, j], b / shares[holders].sum())
-    without_large = slices(UNEQUAL[:2], WEIGHTS[:2], BASE)
+    without_large = lora.mean_components(UNEQUAL[:2], WEIGHTS[:2], BASE)
     assert torch.equal(without_large.a[2:], BASE.a[2:])
     assert torch.equal(without_large.b[:, 2:], BASE.b[:, 2:])
 
@@ -101,7 +96,7 @@ def test_with_one_client_every_rule_returns_its_adapter(rank: int) -> None:
     base = Adapter(torch.zeros(rank, IN), torch.zeros(OUT, rank))
     found = [
         lora.pad([own], [5.0]),
-        slices([own], [5.0], base),
+        lora.mean_components([own], [5.0], base),
         lora.stack([own], [5.0]),
         lora.decompose(lora.product(lora.stack([own], [5.0])), rank),
     ]
@@ -111,26 +106,6 @@ def test_with_one_client_every_rule_returns_its_adapter(rank: int) -> None:
         back = lora.rescale(one, own.scale)
         assert torch.equal(back.a, own.a)
         assert torch.equal(back.b, own.b)  # s is a power of two here
-
-
-def test_selected_components_and_the_rest_sum_to_the_whole() -> None:
-    whole = adapter(4, 11)
-    kept, rest = lora.select(whole, [1, 3])
-    assert (kept.rank, rest.rank) == (2, 2)
-    assert torch.equal(kept.a, whole.a[[1, 3]])
-    assert close(lora.product(kept) + lora.product(rest), by_hand(whole))
-    everything, nothing = lora.select(whole, range(4))
-    assert torch.equal(lora.product(everything), lora.product(whole))
-    assert not lora.product(nothing).any()
-
-
-def test_components_are_averaged_over_those_who_trained_them() -> None:
-    held = [adapter(2, 1), adapter(1, 2)]
-    found = lora.mean_components(held, [[0, 3], [3]], [1.0, 3.0], BASE)
-    assert torch.equal(found.a[1:3], BASE.a[1:3])
-    assert torch.equal(found.a[0], held[0].a[0])
-    expected = 0.25 * held[0].scale * held[0].b[:, 1] + 0.75 * held[1].scale * held[1].b[:, 0]
-    assert torch.allclose(found.b[:, 3], expected)
 
 
 def test_energy_beyond_a_rank() -> None:

@@ -56,25 +56,20 @@ def pad(adapters: Sequence[Adapter], weights: Sequence[float], rank: int | None 
     return Adapter(a.to(dtype), b.to(dtype))
 
 
-def mean_components(
-    adapters: Sequence[Adapter], places: Sequence[Sequence[int]], weights: Sequence[float], base: Adapter
-) -> Adapter:
-    """Component by component the means of s_k b_kj and of a_kj, over the clients that hold component j.
+def mean_components(adapters: Sequence[Adapter], weights: Sequence[float], base: Adapter) -> Adapter:
+    """Component by component the means of s_k b_kj and of a_kj, over the clients with more than j components.
 
-    Args:
-        places: of each adapter, which of the components of `base` it holds, in its own order.
-        base: of scale 1; its components stay where nobody has one.
+    base: of scale 1; its components stay where nobody has one.
     """
     a = base.a.clone()
     b = base.b.clone()
     for component in range(base.rank):
-        held = [k for k, own in enumerate(places) if component in own]
+        held = [k for k, adapter in enumerate(adapters) if component < adapter.rank]
         if not held:
             continue
-        at = [list(places[k]).index(component) for k in held]
         shares = normalize([weights[k] for k in held])
-        a[component] = _sum([adapters[k].a[place] for k, place in zip(held, at, strict=True)], shares)
-        b[:, component] = _sum([_scaled_b(adapters[k])[:, place] for k, place in zip(held, at, strict=True)], shares)
+        a[component] = _sum([adapters[k].a[component] for k in held], shares)
+        b[:, component] = _sum([_scaled_b(adapters[k])[:, component] for k in held], shares)
     return Adapter(a, b)
 
 
@@ -105,11 +100,9 @@ def rescale(adapter: Adapter, scale: float) -> Adapter:
     return Adapter(adapter.a, (_scaled_b(adapter) / scale).to(adapter.b.dtype), scale)
 
 
-def select(adapter: Adapter, kept: Sequence[int]) -> tuple[Adapter, Adapter]:
-    """The components `kept`, in this order, and all others; their updates sum to that of the whole."""
-    others = [place for place in range(adapter.rank) if place not in kept]
-    parts = [Adapter(adapter.a[places], adapter.b[:, places], adapter.scale) for places in (list(kept), others)]
-    return parts[0], parts[1]
+def first_components(adapter: Adapter, rank: int) -> Adapter:
+    """The first `rank` components; all where there are fewer."""
+    return Adapter(adapter.a[:rank], adapter.b[:, :rank], adapter.scale)
 
 
 def energy_beyond(update_OI: Tensor, rank: int) -> float:

@@ -1,25 +1,23 @@
-"""FedLoRA: adapters of unequal rank on one frozen network, by the rules of five papers (FLoRA, FlexLoRA,
-HETLoRA and others, 2024 to 2026).
+"""FedLoRA: adapters of unequal rank on one frozen network, by the rules of four papers (FLoRA, FlexLoRA,
+HETLoRA, 2024, raFLoRA, 2026).
 
 client k:  E epochs of SGD on CE, with layers W + s_k B_k A_k
            A_k (r_k, I),  B_k (O, r_k),  s_k = alpha / r_k
 server:    the head is averaged; adapters by `aggregation`, p_k = n_k / sum of the uploads' n_j:
-  pad              A <- sum p_k A_k,  B <- sum p_k s_k B_k,  with zeros up to the largest rank R (HETLoRA)
-  slices           component j: the same, over the clients with r_k > j (raFLoRA)
-  svd              the R largest singular values of sum p_k s_k B_k A_k (FlexLoRA)
-  select-and-fold  client k trains r_k of R components, drawn each round, and folds the others
-                   into W (Fed-PLoRA)
-  stack            W <- W + sum p_k s_k B_k A_k;  A_k is drawn anew, B_k = 0 (FLoRA)
+  pad     A <- sum p_k A_k,  B <- sum p_k s_k B_k,  with zeros up to the largest rank R (HETLoRA)
+  slices  component j: the same, over the clients with r_k > j (raFLoRA)
+  svd     the R largest singular values of sum p_k s_k B_k A_k (FlexLoRA)
+  stack   W <- W + sum p_k s_k B_k A_k;  A_k is drawn anew, B_k = 0 (FLoRA)
 pad, slices, svd: A has R = max r_k rows; client k gets the first r_k, and B / s_k.
 Sources: HETLoRA, arXiv:2401.06432; FlexLoRA, arXiv:2402.11505; FLoRA, arXiv:2409.05976; raFLoRA,
-arXiv:2602.13486; Fed-PLoRA, arXiv:2602.16936.
+arXiv:2602.13486.
 FLoRA's code (ATP-1010/FederatedLLM) and the papers' abstracts were compared; the other papers' equations were not.
-Sent: down P_A(r) + P_h (stack: those of all clients; select-and-fold: P_A(R)); up P_A(r) + P_h. Kept: server: A, B,
+Sent: down P_A(r) + P_h (stack: those of all clients); up P_A(r) + P_h. Kept: server: A, B,
 head; stack: the sum of updates.
 Deviations from the paper: (1) All rules have s_k = alpha / r_k; FLoRA's code has one s. (2) Heads are averaged under
 every rule. (3) HETLoRA also prunes ranks, and weights clients by the norm of their updates. (4) `slices` averages
-factor by factor. (5) Fed-PLoRA's components are drawn uniformly. (6) A client that missed a round of `stack` gets the
-sum of all updates. (7) Folded and stacked updates are kept beside W, at 4 I O bytes per layer. (8) The initial A is
+factor by factor. (5) A client that missed a round of `stack` gets the sum of all updates. (6) Stacked
+updates are kept beside W, at 4 I O bytes per layer. (7) The initial A is
 uniform within 1 / sqrt(I).
 """
 
@@ -54,7 +52,7 @@ from polyfed.functional import lora
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.lora import Adapter
 
-Join = Callable[[Sequence[Adapter], Sequence[Sequence[int]], Sequence[float], Adapter], Adapter]
+Join = Callable[[Sequence[Adapter], Sequence[float], Adapter], Adapter]
 
 # the rules --------------------------------------------------------------------------------------------------------
 
@@ -62,11 +60,10 @@ Join = Callable[[Sequence[Adapter], Sequence[Sequence[int]], Sequence[float], Ad
 class Rule:
     """The server joins adapters layer by layer; client k gets the first r_k components.
 
-    join: what the clients sent, which components these are, their shares, the last common adapter -> the common adapter
-    of a layer.
+    join: what the clients sent, their shares, the last common adapter -> the common adapter of a layer.
     """
 
-    trains_other_adapters = False  # whether clients have other adapters in every round, beside an offset to W
+    has_offset = False  # whether clients keep an update of W beside their adapters
 
     def __init__(self, join: Join) -> None:
         self.join = join
@@ -75,28 +72,17 @@ class Rule:
         """The common adapters, of rank R."""
         server.state["adapters"] = {name: t.cpu().clone() for name, t in adapter_state(network).items()}
 
-    def components(self, method: FedLoRA, server: Server, client_id: int) -> dict[str, list[int]]:
-        """Which components of each layer the client trains in the present round."""
-        rank = int(method.variant(server, client_id))
-        return {name: list(range(adapter.rank))[:rank] for name, adapter in _common(server).items()}
-
     def broadcast(self, method: FedLoRA, server: Server, client_id: int) -> Message:
-        own = self.components(method, server, client_id)
-        parts = {name: lora.select(adapter, own[name]) for name, adapter in _common(server).items()}
-        chosen = {name: lora.rescale(part, method.alpha / part.rank) for name, (part, _) in parts.items()}
-        if not self.trains_other_adapters:
-            return {"adapters": group_of(chosen)}
-        return {"adapters": group_of(chosen), "folded": group_of({name: rest for name, (_, rest) in parts.items()})}
+        rank = int(method.variant(server, client_id))
+        parts = {name: lora.first_components(adapter, rank) for name, adapter in _common(server).items()}
+        return {"adapters": group_of({n: lora.rescale(part, method.alpha / part.rank) for n, part in parts.items()})}
 
     def aggregate(
         self, method: FedLoRA, server: Server, uploads: Mapping[int, Message], shares: Sequence[float]
     ) -> dict[str, Tensor]:
         """Join what the clients sent; the update of each layer."""
         sent = method.sent(uploads)
-        own = [self.components(method, server, i) for i in uploads]
-        joined = {}
-        for name, base in _common(server).items():
-            joined[name] = self.join([one[name] for one in sent], [one[name] for one in own], shares, base)
+        joined = {name: self.join([one[name] for one in sent], shares, b) for name, b in _common(server).items()}
         server.state["adapters"] = group_of(joined)
         return {name: lora.product(adapter) for name, adapter in joined.items()}
 
@@ -107,43 +93,22 @@ class Rule:
         return {}
 
 
-class SelectAndFold(Rule):
-    """A client trains components drawn anew in every round; the others are added to W for the round (Fed-PLoRA)."""
-
-    trains_other_adapters = True
-
-    def components(self, method: FedLoRA, server: Server, client_id: int) -> dict[str, list[int]]:
-        """The same at every call in a round."""
-        draws = server.generator("components", client_id)
-        rank = int(method.variant(server, client_id))
-        common = _common(server)
-        orders = {  # by name, as a checkpoint may change the order of a group
-            name: torch.randperm(common[name].rank, generator=draws).tolist() for name in sorted(common)
-        }
-        return {name: sorted(order[:rank]) for name, order in orders.items()}
-
-    def receive(self, client: Client, message: Message) -> None:
-        super().receive(client, message)
-        rest = adapters_of(get_group(message, "folded"))
-        load_state(client.model, {f"{name}.offset": lora.product(adapter) for name, adapter in rest.items()})
-
-
 class Stack:
     """All adapters beside each other are added to W everywhere; A is drawn anew, B is zero (FLoRA)."""
 
-    trains_other_adapters = True
+    has_offset = True
 
     def init(self, server: Server, network: nn.Module) -> None:
         layers = adapted_layers(network)
-        server.state["update"] = {name: torch.zeros_like(w.weight).cpu() for name, w in layers.items()}
+        server.state["sum_of_stacks"] = {name: torch.zeros_like(w.weight).cpu() for name, w in layers.items()}
         server.state["stacks"] = torch.tensor(0)
 
     def broadcast(self, method: FedLoRA, server: Server, client_id: int) -> Message:
         """What the client has not added yet: the adapters of the last round, or, after several, all updates' sum."""
         stacks = get_tensor(server.state, "stacks")
-        behind = int(stacks) - int(members(server.state, "merged").get(str(client_id), torch.tensor(0)))
+        behind = int(stacks) - int(members(server.state, "stacks_added").get(str(client_id), torch.tensor(0)))
         if behind > 1:
-            return {"stacks": stacks, "update": get_group(server.state, "update")}
+            return {"stacks": stacks, "sum_of_stacks": get_group(server.state, "sum_of_stacks")}
         return {"stacks": stacks, **({"stack": get_group(server.state, "stack")} if behind else {})}
 
     def aggregate(
@@ -151,23 +116,26 @@ class Stack:
     ) -> dict[str, Tensor]:
         sent = method.sent(uploads)
         stacked = {name: lora.stack([own[name] for own in sent], shares) for name in sent[0]}
-        updates = _add(get_group(server.state, "update"), stacked)
-        known = {str(i): get_tensor(message, "merged") for i, message in uploads.items()}
-        server.state["update"] = updates
+        updates = _add(get_group(server.state, "sum_of_stacks"), stacked)
+        known = {str(i): get_tensor(message, "stacks_added") for i, message in uploads.items()}
+        server.state["sum_of_stacks"] = updates
         server.state["stack"] = group_of(stacked)
         server.state["stacks"] = get_tensor(server.state, "stacks") + 1
-        server.state["merged"] = {**members(server.state, "merged"), **known}  # how many each client has added
+        server.state["stacks_added"] = {
+            **members(server.state, "stacks_added"),
+            **known,
+        }  # how many each client has added
         return updates
 
     def receive(self, client: Client, message: Message) -> None:
         """Add what the client has not added yet; draw A anew, and set B to zero."""
         layers = adapted_layers(client.model)
         stacks = get_tensor(message, "stacks")
-        before = get_tensor(client.state, "merged") if "merged" in client.state else torch.tensor(0)
+        before = get_tensor(client.state, "stacks_added") if "stacks_added" in client.state else torch.tensor(0)
         state = client.model.state_dict()
-        if "update" in message:
-            update = get_group(message, "update")
-            load_state(client.model, {f"{name}.offset": update[name] for name in layers})
+        if "sum_of_stacks" in message:
+            whole = get_group(message, "sum_of_stacks")
+            load_state(client.model, {f"{name}.offset": whole[name] for name in layers})
         elif "stack" in message and not torch.equal(before, stacks):  # else an upload was lost
             stacked = adapters_of(get_group(message, "stack"))
             added = _add({name: state[f"{name}.offset"].cpu() for name in layers}, stacked)
@@ -178,10 +146,10 @@ class Stack:
             a = draw_a(torch.empty(layer.lora_a.shape), draws)
             fresh[name] = Adapter(a, torch.zeros(layer.lora_b.shape))
         load_state(client.model, group_of(fresh))
-        client.state["merged"] = stacks.clone()
+        client.state["stacks_added"] = stacks.clone()
 
     def upload(self, client: Client) -> Message:
-        return {"merged": get_tensor(client.state, "merged")}
+        return {"stacks_added": get_tensor(client.state, "stacks_added")}
 
 
 def _common(server: Server) -> dict[str, Adapter]:
@@ -195,10 +163,9 @@ def _add(update: Group, stacked: Mapping[str, Adapter]) -> dict[str, Tensor]:
 
 
 RULES: dict[str, Rule | Stack] = {
-    "pad": Rule(lambda sent, places, shares, last: lora.pad(sent, shares, last.rank)),
+    "pad": Rule(lambda sent, shares, last: lora.pad(sent, shares, last.rank)),
     "slices": Rule(lora.mean_components),
-    "svd": Rule(lambda sent, places, shares, last: lora.decompose(lora.product(lora.stack(sent, shares)), last.rank)),
-    "select-and-fold": SelectAndFold(lora.mean_components),
+    "svd": Rule(lambda sent, shares, last: lora.decompose(lora.product(lora.stack(sent, shares)), last.rank)),
     "stack": Stack(),
 }
 
@@ -226,7 +193,7 @@ class FedLoRA(Method):
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 16.0  # an update is scaled by alpha / rank
     layers: str = ""  # last names of the linear layers with adapters, as in "qkv out"; "": all but the head
     # how the server joins adapters of unequal rank
-    aggregation: Literal["stack", "svd", "slices", "pad", "select-and-fold"] = "stack"
+    aggregation: Literal["stack", "svd", "slices", "pad"] = "stack"
 
     @property
     def _ranks(self) -> list[int]:
@@ -243,7 +210,7 @@ class FedLoRA(Method):
 
     def build(self, model: Any, variant: str) -> nn.Module:
         rank = int(variant or self._ranks[-1])
-        return add_adapters(model, rank, self.alpha, self.layers, self._rule.trains_other_adapters)
+        return add_adapters(model, rank, self.alpha, self.layers, self._rule.has_offset)
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -286,7 +253,7 @@ class FedLoRA(Method):
     # declared -------------------------------------------------------------------------------------------------
     requirements = Requirements(same_architecture=True, split_model=True)
     evaluation_stage = "received"
-    upload_form = {"adapters": _own_adapters, "head": as_sent, "merged": Entry((), (torch.int64,), 0, _stacks)}
+    upload_form = {"adapters": _own_adapters, "head": as_sent, "stacks_added": Entry((), (torch.int64,), 0, _stacks)}
     delta_entries = ("adapters", "head")
     common_start = "all"
 

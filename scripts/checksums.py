@@ -48,6 +48,7 @@ ONE = (
     "fedrolex",
     "heterofl",
     "inclusivefl",
+    "pfedfda",
     "scalefl",
 )  # of one network
 BY_LAYER = (  # methods that average layer by layer unless told otherwise

@@ -14,7 +14,7 @@ ICML workshop 2013; the bound of FixMatch, Sohn et al., NeurIPS 2020); nothing i
 Sent: down L C, L public rows; up L C. Kept: client: whether transfer learning is done; server: s.
 Deviations from the paper: (1) D_0 has the task's own classes. In the paper it is another data set, whose classes the
 networks also learn. (2) Transfer learning takes a number of epochs; the paper trains to convergence. (3) d is all of
-D_0 unless `public_rows` is set; the paper draws 5000 rows in each round. (4) Clients take part as the recipe says; in
+D_0; the paper draws 5000 rows in each round. (4) Clients take part as the recipe says; in
 the paper all always do. (5) Batch size, optimizer and learning rate of all phases are the recipe's. (6) All scores
 count equally; the paper suggests smaller weights for weaker models.
 """
@@ -59,7 +59,6 @@ class FedMD(Method):
     public_epochs: Annotated[int, Field(ge=0)] = 10
     private_epochs: Annotated[int, Field(ge=0)] = 10  # epochs on the client's own rows after that, once; 0: none
     digest_epochs: Annotated[int, Field(ge=0)] = 1  # epochs per round towards the consensus; 0: nothing is sent
-    public_rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows per round, the same for all; not set: all
     # digested in place of the scores: the public rows' "labels", or the client's own confident "pseudo-labels"
     control: Literal["none", "labels", "pseudo-labels"] = "none"
 
@@ -73,18 +72,12 @@ class FedMD(Method):
         return exchanges
 
     def start_round(self, server: Server, selected: Sequence[int]) -> None:
-        server.state.pop("consensus", None)  # it was of other rows, or of networks as they were
-        if self.public_rows and self.digest_epochs:
-            server.state["seed"] = torch.tensor(server.generator("rows").initial_seed())
+        server.state.pop("consensus", None)  # it was of networks as they were
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        if server.exchange == "scores":
-            names = ["seed"]
-        elif server.exchange == "train" and "consensus" in server.state:
-            names = ["seed", "consensus"]
-        else:
-            names = []
-        return {name: get_tensor(server.state, name) for name in names if name in server.state}
+        if server.exchange != "train" or "consensus" not in server.state:
+            return {}
+        return {"consensus": get_tensor(server.state, "consensus")}
 
     @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -97,40 +90,32 @@ class FedMD(Method):
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         held = len(client.public or ())
-        rows = torch.arange(held)
-        if "seed" in message:
-            draws = torch.Generator().manual_seed(int(get_tensor(message, "seed")))
-            rows = torch.randperm(held, generator=draws)[: self.public_rows]
         is_transferred = "transferred" in client.state
         context = {
             "public": torch.arange(0 if is_transferred else held),
             "own": torch.arange(0 if is_transferred else client.n),
-            "rows": rows,
+            "rows": torch.arange(held),
         }
         if client.exchange != "train" or not self.digest_epochs:
             return context
         if self.control == "pseudo-labels":
             return {**context, **self._pseudo_labels(client)}
         if "consensus" not in message:  # nobody has sent scores
-            return {**context, "rows": rows[:0]}
+            return {**context, "rows": torch.arange(0)}
         device = next(client.model.parameters()).device
         (targets,) = move_together([get_tensor(message, "consensus")], [device])
-        if self.public_rows is not None:
-            targets = targets.new_zeros(held, client.classes).index_copy(0, rows.to(device), targets)
         return {**context, "targets": targets}
 
     def _pseudo_labels(self, client: Client) -> Context:
         """Context with "rows", those of d of whose class the client is sure, and "targets", their classes."""
         assert client.public is not None  # see `requirements`
-        held = len(client.public)
-        d = torch.randperm(held, generator=client.generator("rows"))[: self.public_rows]
         public = client.public
+        d = torch.randperm(len(public), generator=client.generator("rows"))
         scores = inference.map_rows(client.model, client.model, public.samples, d, public.prepare)
         sure, classes = scores[:, : client.classes].softmax(1).max(1)
-        is_sure = (sure > _SURE).cpu()
-        targets = torch.zeros(held, dtype=torch.int64)
+        targets = torch.zeros(len(public), dtype=torch.int64)
         targets[d] = classes.cpu()
-        return {"rows": d[is_sure], "targets": targets.to(scores.device)}
+        return {"rows": d[(sure > _SURE).cpu()], "targets": targets.to(scores.device)}
 
     def phases(self, training: Training) -> Sequence[Phase]:
         phases = [*self._transfer()]
@@ -164,12 +149,11 @@ class FedMD(Method):
             return {}
         if not is_ready or client.public is None:
             return {}
-        rows = None if self.public_rows is None else client.context["rows"]
-        scores = inference.map_rows(client.model, client.model, client.public.samples, rows, client.public.prepare)
+        scores = inference.map_rows(client.model, client.model, client.public.samples, None, client.public.prepare)
         return {"scores": scores[:, : client.classes]}
 
     # declared -------------------------------------------------------------------------------------------------
-    upload_form = {"scores": upload_forms.Entry((lambda known: _asked(known), "C"))}
+    upload_form = {"scores": upload_forms.Entry((lambda known: len(known.server.public or ()), "C"))}
     aligned_entries = ("scores",)
 
     @property
@@ -179,14 +163,8 @@ class FedMD(Method):
         uses_labels = self.public_epochs or self.control == "labels"
         origin: Literal["holdout", ""] = "holdout" if uses_labels else ""  # labels of another set mean nothing
         return Requirements(
-            public=self.public_rows or 1,
+            public=1,
             public_origin=origin,
             same_input_shape=True,
             classes="it averages scores of classes",
         )
-
-
-def _asked(known: upload_forms.UploadContext) -> int:
-    """Number of public rows to be scored."""
-    held = len(known.server.public or ())
-    return min(getattr(known.method, "public_rows", None) or held, held)

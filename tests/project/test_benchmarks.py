@@ -35,6 +35,7 @@ TINY = {  # the options with which a benchmark is through in a second, and the l
         "--participating 2 --rounds 3 --repeats 1",
         3,
     ),
+    "hostile_server.py": ("--cases closed-form --times 2", 1),
     "feature_maps.py": (
         "--recipe suites/small/digits.toml --maps random,photographs --features 36 --rows 10 --seeds 0 --shrinkage 0.1 "
         "--set data.num_clients=2",
@@ -83,6 +84,23 @@ def test_the_benchmark_runs(
     run([name, *shlex.split(options)], monkeypatch)
     printed = capsys.readouterr().out.splitlines()
     assert len([json.loads(line) for line in printed if line.startswith("{")]) == lines
+
+
+def test_the_page_has_what_the_hostile_server_got() -> None:
+    page = (ROOT / "docs" / "privacy-limits.md").read_text(encoding="utf-8")
+    for one in json.loads((ROOT / "benchmarks" / "hostile-server.json").read_text()):
+        figures = [one["train"]["different"], one["of_a_run"], one["bits_a_training_row"], one.get("rows_rebuilt", "-")]
+        assert f"| {one['case']} | {' | '.join(map(str, figures))} |" in page
+        assert one["beyond"] == {"asked": 16, "answered": 0}
+        assert (one["score"]["different"], one["classes_counted"]) == (6, 6)
+
+
+@pytest.mark.slow
+def test_sums_of_a_closed_form_are_one_answer_whatever_is_asked() -> None:
+    played = runpy.run_path(str(ROOT / "benchmarks" / "hostile_server.py"))["play"]("closed-form", 2)
+    assert played["train"]["different"] == 1
+    assert played["beyond"]["answered"] == 0
+    assert played["score"]["different"] <= played["score"]["at_most"]
 
 
 def test_the_bare_loop_takes_the_steps_of_the_library() -> None:

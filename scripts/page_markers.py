@@ -1,6 +1,7 @@
 """What pages show in the place of their markers, made of the methods and of stored results.
 
     {{ hyperparameters }}                          on a method's page: the table of its hyperparameters
+    {{ communication }}                            on a method's page: what is sent and kept, and the evaluated stage
     {{ deviations }}                               on a method's page: where it differs from its paper, numbered
     {{ results }}                                  on a method's page: what the stored results say of it, in a line
     {{ value worth/digits fedgh gain }}            a number of a suite: SUITE/SETTING ROW QUANTITY
@@ -74,6 +75,15 @@ def hyperparameters(method: str) -> str:
         shown = "-" if key.default == "none" else f"`{key.default}`"
         lines.append(f"| `{key.name}` | {key.type} | {shown} | {markdown_text(key.meaning)} |")
     return "\n".join(lines) if keys else "None."
+
+
+def communication(method: str) -> str:
+    """What a method sends and keeps, as its docstring has it, and which model is scored."""
+    found = method_facts.page(method)
+    down, up, kept = (markdown_text(found[key]) for key in ("down", "up", "states"))
+    sent = f"Numbers of 4 bytes by client and round ([symbols](README.md)): down {down}; up {up}."
+    stage = f"[Evaluated stage](../evaluation.md#stages-which-model): `{found['scored']}`."
+    return f"{sent} Kept between rounds: {kept}. {stage}"
 
 
 def deviations(method: str) -> str:
@@ -313,6 +323,7 @@ def _digit(number: float) -> str:
 MARKERS: dict[str, Callable[..., str]] = {
     "hyperparameters": hyperparameters,
     "methods": methods,
+    "communication": communication,
     "deviations": deviations,
     "results": results,
     "value": value,

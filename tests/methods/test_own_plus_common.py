@@ -51,22 +51,6 @@ def test_at_either_end_it_predicts_as_the_simpler_method(weight: float, other: p
     assert run(replace(SMALL, weight=weight)).result["accuracy"] == run(other).result["accuracy"]
 
 
-def test_a_closed_form_of_own_rows_may_stand_in_the_networks_place() -> None:
-    method = replace(SMALL, own="closed-form")
-    fed, _ = federation(method, members(validation=30))
-    fed.run()
-    alone, _ = federation(pf.alone(CLOSED), members(validation=30))
-    alone.run()
-    for client, lonely in zip(fed.clients, alone.clients, strict=True):
-        x = client.data.test.x
-        own = CLOSED.predict(None, x, lonely.state)
-        alone_too = replace(method, weight=0.0).predict(None, x, client.state)
-        torch.testing.assert_close(alone_too, own, rtol=1e-6, atol=1e-6)
-        common = CLOSED.predict(None, x, client.state)
-        expected = 0.2 * own + 0.8 * common
-        torch.testing.assert_close(method.predict(None, x, client.state), expected, rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("validation", [0, 30])
 def test_in_between_it_adds_calibrated_log_probabilities(validation: int) -> None:
     fed, _ = federation(SMALL, members(validation))

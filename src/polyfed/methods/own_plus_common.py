@@ -8,7 +8,6 @@ common:      t_k = log softmax(tau_k (phi(x)' W + b) + log pi_k)
 own:         o_k = log softmax(u_k f_k(x))
 prediction:  (1 - v) o_k(x) + v t_k(x), v = 4/5;    numbers: (1 - v) f_k(x) + v t_k(x)
 tau_k, u_k:  temperatures, each chosen by the client's validation rows as in ClosedForm; without any 1/2
-own = "closed-form": no network is trained; o_k is the common model of n_k, M_k, S_k alone (after Fan et al., 2025)
 In a round after the last one all clients get the newest W.
 With v = 0 it is Local, with v = 1 ClosedForm, bit for bit.
 Control: "permuted" shifts the classes of W and b by one at the server: a common model of other
@@ -16,15 +15,14 @@ classes.
 The method is not from a paper. Deviations from its sources: (1) Fed3R (ICML 2024) and AFL (CVPR 2025) solve one model
 for all from clients' sums, on a pre-trained extractor. GH-OFL (ICLR 2026, arXiv:2602.01186) has discriminant analysis
 on pre-trained features. (2) Fan et al. (2025, arXiv:2508.10732) and FedHiP (arXiv:2508.04470) add to such a model a
-personal closed form on the same features; here it is a network that each client trains, or with `own` such a form.
-(3) Federated residual learning (arXiv:2003.12880) adds the outputs of a common and an own model and trains both. APFL
-(arXiv:2003.13461) mixes those of a global and a local network of one architecture, with a weight that is learnt;
-kNN-Per (Marfoq et al., ICML 2022) those of a global network and of a client's nearest rows, with one chosen by
-validation rows. Here v is fixed: chosen by a client's few validation rows it was worse on other rows. Products of two
-models' probabilities are Hinton's *Products of Experts*, ICANN 1999.
+personal closed form on the same features; here it is a network that each client trains. (3) Federated residual learning
+(arXiv:2003.12880) adds the outputs of a common and an own model and trains both. APFL (arXiv:2003.13461) mixes those of
+a global and a local network of one architecture, with a weight that is learnt; kNN-Per (Marfoq et al., ICML 2022) those
+of a global network and of a client's nearest rows, with one chosen by validation rows. Here v is fixed: chosen by a
+client's few validation rows it was worse on other rows. Products of two models' probabilities are Hinton's *Products of
+Experts*, ICANN 1999.
 Sent: down 2 (C D + 2 C), D features, whenever it changes; up once D (D + 1) + 2 (C D + C), D features (texts: 2 (C D +
-C)). Kept: client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k; client: tau_k, u_k,
-of `own` = "closed-form" its own W, b.
+C)). Kept: client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k; client: tau_k, u_k.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ from polyfed.core.client import Client
 from polyfed.core.message import Group, Message
 from polyfed.core.method import Context, Exchange, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.functional.device_copies import in_float64
-from polyfed.methods.building_blocks import sums_of_rows
 from polyfed.methods.closed_form import ClosedForm
 
 
@@ -49,12 +46,11 @@ from polyfed.methods.closed_form import ClosedForm
 class OwnPlusCommon(ClosedForm):
     """Own networks, each plus one common closed-form model."""
 
-    own: Literal["network", "closed-form"] = "network"  # what is added: the client's network, or W, b of its own rows
     weight: Annotated[float, Field(ge=0, le=1)] = 0.8  # v, the common model's share
     control: Literal["none", "permuted"] = "none"  # "permuted": the common model's classes are shifted by one
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return (Exchange(trains=self.own == "network"),)
+        return (Exchange(),)
 
     def final_exchanges(self) -> Sequence[Exchange]:
         return (Exchange("last", who="all", trains=False),)
@@ -68,9 +64,7 @@ class OwnPlusCommon(ClosedForm):
 
     # client ------------------------------------------------------------------------------------------------
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        if self.own == "closed-form":
-            self._solve_own(client)
-        elif trained.steps and client.classes and 0 < self.weight < 1:
+        if trained.steps and client.classes and 0 < self.weight < 1:
             alike = torch.ones(client.classes)  # what the network gives has the client's shares in it
 
             def scores(x: Tensor) -> Tensor:
@@ -79,39 +73,20 @@ class OwnPlusCommon(ClosedForm):
             self._choose_temperature(client, "own temperature", scores, alike, alike)
         return super().upload(client, trained)
 
-    def _solve_own(self, client: Client) -> None:
-        """W, b of the client's own rows, and their temperature, once."""
-        if "own solution" in client.state:
-            return
-        phi = self._map_of(client)
-        has_products = not client.classes or "words" not in phi.tensors
-        own = ClosedForm._solve(self, sums_of_rows.sum_rows(client, phi, self.views, has_products), client.classes)
-        client.state["own solution"] = own
-        if client.classes:
-            own_context = {**client.state, "solution": own}
-            self._choose_temperature(
-                client, "own temperature", lambda x: self._scores(client.model, x, own_context), *2 * (own["shares"],)
-            )
-
     def _own(self, model: Any, x: Tensor, context: Context) -> Tensor:
-        """o: log probabilities (N, C) of the network or of W, b of own rows, or numbers (N, 1); float64."""
+        """o: log probabilities (N, C) of the network, or numbers (N, 1); float64."""
         temperature = self._temperature(context, "own temperature")
-        if self.own == "closed-form":
-            own_context = {**context, "solution": context["own solution"], "temperature": temperature}
-            return super().predict(model, x, own_context)
         scores = in_float64(model(x))
         shares = context["solution"].get("shares")
         return scores if shares is None else torch.log_softmax(temperature * scores[:, : len(shares)], dim=1)
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Log probabilities, or numbers; before there is a common model, and with v = 0, what the network gives."""
-        if "solution" not in context or (not self.weight and self.own == "network"):
+        if "solution" not in context or not self.weight:
             scores: Tensor = model(x)
             return scores
         if self.weight == 1 or self.prior == "federation":
             return super().predict(model, x, context)
-        if not self.weight:
-            return self._own(model, x, context)
         common = super().predict(model, x, context)
         return (1 - self.weight) * self._own(model, x, context) + self.weight * common
 
@@ -119,7 +94,7 @@ class OwnPlusCommon(ClosedForm):
     def alternative_predictors(self) -> Mapping[str, Method]:
         """By what is own alone, by the common model alone, and by it with the federation's class shares."""
         return {
-            "network" if self.own == "network" else "own": replace(self, weight=0.0),
+            "network": replace(self, weight=0.0),
             "common": replace(self, weight=1.0),
             **super().alternative_predictors,
         }

@@ -122,6 +122,23 @@ class AnswerLimits:
         what = "sums of all rows" if self._is_one_release else f"noise in {_when(task)}"
         self._count(what, digest, self.runs)
 
+    def count_once(self, what: str, digest: str) -> None:
+        """Note a list of a sum with masks: there is one of each kind.
+
+        Raises:
+            RunError: there is another one already, or it cannot be noted.
+        """
+        self._count(what, digest, 1)
+
+    def count_total(self, task: TaskRequest, digest: str) -> None:
+        """Note a total that is about to be opened. digest: of whose it is.
+
+        Raises:
+            RunError: it would be one too many of the same addends, or cannot be noted.
+        """
+        where = "all rounds" if self._method.same_addends else _when(task)
+        self._count(f"totals in {where}", digest, self.runs)
+
     def _most_scores(self, lengths: Collection[int]) -> int:
         """Answers with scores that the recipe's own schedule needs: of its evaluated rounds, and of a final one.
 

@@ -37,7 +37,15 @@ if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
     from flwr.serverapp import Grid, ServerApp
 
-_TYPES: Mapping[Kind, str] = {"hello": "query.hello", "train": "train", "score": "evaluate", "finish": "query.finish"}
+_TYPES: Mapping[Kind, str] = {
+    "hello": "query.hello",
+    "train": "train",
+    "score": "evaluate",
+    "finish": "query.finish",
+    "keys": "query.keys",
+    "shares": "query.shares",
+    "unmask": "query.unmask",
+}
 _LONGEST = 1000  # characters of a node's trouble
 _SMALL = 2**16  # bytes of a message that lies beside the facts
 MAX_FACTS_BYTES = 2**24  # bytes of an envelope's facts: read, JSON takes twenty times as much

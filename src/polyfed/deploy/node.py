@@ -6,16 +6,15 @@ nothing in memory: every envelope may reach another process.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.message import Message
+from polyfed.core.message import ADDENDS, Message
 from polyfed.core.method import Method
 from polyfed.core.model_factory import with_columns
 from polyfed.core.modules import as_split_model
@@ -25,6 +24,7 @@ from polyfed.data.transforms import Prepare
 from polyfed.deploy.answer_limits import AnswerLimits, scores_with_job
 from polyfed.deploy.node_config import NodeConfig, auxiliary_network, data_of_node
 from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, checkpoint_id, load_or_create_key, token
+from polyfed.deploy.node_sums import NodeSum
 from polyfed.deploy.protocol import (
     JOB_FACTS,
     SHARED,
@@ -62,9 +62,10 @@ from polyfed.experiments.build import (
 )
 from polyfed.experiments.data_cache import DataCache
 from polyfed.places import make_private, without_places
+from polyfed.plugins.secure_sums import SecureSummation
 from polyfed.registry import is_own
 
-_UNSEEN = ("experiment", "settings", "best")  # keys of a request without influence on the answer
+_UNSEEN = ("experiment", "settings", "best", "sum")  # keys of a request without influence on the answer
 
 
 class Node:
@@ -108,13 +109,15 @@ class Node:
                 return Envelope("hello", turn.introduction().model_dump())
             limits = AnswerLimits(self.recipe, self._config, turn.client.n)
             limits.check(envelope.kind, task)
+            if envelope.kind in ("keys", "shares", "unmask"):
+                return NodeSum(self.recipe, self._config, task, limits).answer(envelope.kind)
             turn.take_up()
             at_once, parts = scores_with_job(self.recipe, task) if envelope.kind == "train" else (False, [])
             if not limits.count(envelope.kind, task, turn.request(envelope), at_once or bool(parts)):
                 at_once, parts = False, []
             message = read_message(envelope.body) if envelope.body else None
             if envelope.kind == "train":
-                return turn.train(message or {}, at_once, parts, functools.partial(limits.count_release, task))
+                return turn.train(message or {}, at_once, parts, limits)
             if envelope.kind == "score":
                 scores = turn.scores(message, task.parts)
                 return Envelope("score", {part: score_to_json(score) for part, score in scores.items()})
@@ -148,6 +151,9 @@ class NodeTask:
         plugins = plugins_of(recipe.build_plugins())
         self._client_task.assign(client, config.client_id, recipe.run.seed, recipe.training, plugins)
         client.privacy = recipe.privacy
+        for plugin in plugins:
+            if isinstance(plugin, SecureSummation):
+                plugin.rows = task.sum.all_rows
         if config.has_secret and recipe.privacy.effective():
             client.secret = load_or_create_key(config.state)
         self._auxiliary = auxiliary_network(recipe, self._method, task.auxiliary_model or network, network)
@@ -246,13 +252,10 @@ class NodeTask:
                 where = f"client {client.id} ('{client.architecture}')"
                 raise RunError(f"{where}: the state on its disk is not of this network: {error}") from None
 
-    def train(
-        self, message: Message, is_scored_at_once: bool, parts: Sequence[str], release: Callable[[Message], None]
-    ) -> Envelope:
+    def train(self, message: Message, is_scored_at_once: bool, parts: Sequence[str], limits: AnswerLimits) -> Envelope:
         """One job, as a worker does it; the client's new state is on the disk before the answer leaves.
 
-        is_scored_at_once, parts: see `scores_with_job`. release: is told what is about to leave; raises where it must
-        not.
+        is_scored_at_once, parts: see `scores_with_job`. limits: raise where the upload must not leave.
         """
         task, client, method = self.task, self.client, self._method
         if not task.is_final:  # which may begin from the best round; a longer run then goes on from the last one
@@ -267,7 +270,10 @@ class NodeTask:
         )
         with keep_global_rng():
             done = run_job(job, method, self._model_factory, self._store)
-        release(done.message)
+        limits.count_release(task, done.message)
+        upload = done.message
+        if ADDENDS in upload:
+            upload = self._masked(upload, limits)
         new = done.counts and done.weights is not client.weights
         kept: Scores = {}
         if done.counts:
@@ -286,7 +292,13 @@ class NodeTask:
             score=None if done.score is None else score_to_json(done.score),
             kept={part: score_to_json(score) for part, score in kept.items()},
         )
-        return Envelope("train", result.model_dump(), encode(done.message))
+        return Envelope("train", result.model_dump(), encode(upload))
+
+    def _masked(self, upload: Message, limits: AnswerLimits) -> Message:
+        """An upload with its addends masked; without them where there is no sum that they could be part of."""
+        if not self.task.sum.name:
+            return {name: value for name, value in upload.items() if name != ADDENDS}
+        return NodeSum(self._recipe, self._config, self.task, limits).mask(upload)
 
     def scores(self, message: Message | None, parts: Sequence[str]) -> Scores:
         """Of those parts that the client has rows of, as it stands or after receiving a message."""

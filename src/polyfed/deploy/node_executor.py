@@ -21,6 +21,7 @@ from polyfed.deploy.protocol import (
     Envelope,
     Kind,
     NodeError,
+    SumAnswer,
     TaskRequest,
     TaskResult,
     checked_message,
@@ -28,6 +29,7 @@ from polyfed.deploy.protocol import (
     parse,
     read_score,
 )
+from polyfed.deploy.server_sums import ServerSum
 from polyfed.engine.evaluation import figures_of, kept_stages, scored_views
 from polyfed.engine.executors.executor import Executor, ExecutorSetup
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
@@ -68,14 +70,55 @@ class NodeExecutor(Executor):
         chosen = federation.model_factory.chosen
         self._facts = {**registry.task_facts(), "auxiliary_model": "" if chosen is None else chosen.network}
         self._kept: dict[int, tuple[str, Scores]] = {}  # client -> mark and scores of its last answer to a job
+        self._sum: ServerSum | None = None  # of the present exchange
         self._unread: dict[int, int] = {}  # client -> last round without a readable answer
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
         self._registry.event_log.round = self.federation.server.round
         self._registry.poll()  # nodes may have been started again
-        answers = self._ask({job.client.id: self._envelope(job) for job in jobs}, done)
-        return [self.read_outcome(job, answers[job.client.id]) for job in jobs]
+        lost = self._begin_sum(jobs)
+        answers = self._ask({job.client.id: self._envelope(job) for job in jobs if job.client.id not in lost}, done)
+        return [
+            JobResult(job.client.id, dropped=True)
+            if job.client.id in lost
+            else self.read_outcome(job, answers[job.client.id])
+            for job in jobs
+        ]
+
+    # sums with masks ----------------------------------------------------------------------------------------------
+
+    def _begin_sum(self, jobs: Sequence[TrainJob]) -> set[int]:
+        """Begin the sum of the addends that come with these jobs, if there are enough; who has been lost on the way."""
+        plugin = self.federation.plugin("secure_sums")
+        self._sum = None
+        asked = plugin.asked(self.federation.method, jobs) if plugin.is_on else []
+        if not asked:
+            return set()
+        clients = {job.client.id: job.client for job in jobs}
+        place = {key: getattr(jobs[0], key) for key in ("round", "exchange_index", "is_final")}
+
+        def ask(kind: Kind, requests: Mapping[int, Mapping[str, Any]]) -> dict[int, SumAnswer]:
+            found = {}
+            envelopes = {i: self._request(kind, {**place, **facts}, None) for i, facts in requests.items()}
+            for number, answer in self._ask(envelopes).items():
+                with self._guarded(clients[number]):
+                    found[number] = parse(SumAnswer, self._opened(answer)[0])
+            return found
+
+        begun = ServerSum(plugin.settings, asked, plugin.rows, ask)
+        if not begun.sharers:
+            return set()
+        self._sum = begun
+        return {*asked} - {*begun.sharers}
+
+    def add_up(self, uploads: Mapping[int, Group]) -> Group | None:
+        """See `Executor`; nodes open the total."""
+        try:
+            return None if self._sum is None else self._sum.open(uploads)
+        except RunError as problem:
+            self.federation.tell("message", f"round {self.federation.server.round}: {problem}")
+            return None
 
     def score(self, jobs: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`."""
@@ -155,6 +198,8 @@ class NodeExecutor(Executor):
         facts = {name: getattr(job, name) for name in JOB_FACTS}
         facts["base"] = _held(job.client)
         facts["best"] = _mark(self._best(job.client), _BEST)
+        if self._sum is not None and job.client.id in self._sum.sharers:
+            facts |= self._sum.request
         return self._request("train", facts, job.message)
 
     def _best(self, client: Client) -> State:

@@ -18,10 +18,11 @@ from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.scoring import COUNTS, Score, score_from_json
 from polyfed.engine.wire import decode
 from polyfed.errors import RunError
+from polyfed.functional.fixed_point import MOST_CLIENTS
 from polyfed.records.main_score import ACCURACY, RMSE, MainScore
 
-Kind = Literal["hello", "train", "score", "finish"]
-_AGREED = ("method", "training", "evaluation", "privacy", "plugins")  # sections on which both sides act
+Kind = Literal["hello", "train", "score", "finish", "keys", "shares", "unmask"]
+_AGREED = ("method", "training", "evaluation", "privacy", "secure_sums", "plugins")  # sections on which both sides act
 _OF_ALL = ("class_names", "categories", "features", "task", "mean", "std")  # of [data], for all clients' rows
 # what the server cannot know of a shared model's entry in the list of models
 SHARED = ("table", "target", "label_column")
@@ -41,12 +42,41 @@ _Part = Annotated[str, Field(pattern="^(test|validation)$")]  # of a client's da
 _Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
 
 
+_Few = Annotated[list[Count], Field(max_length=MOST_CLIENTS)]
+_Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2}){1,64}$")]
+_Keys = Annotated[str, Field(pattern=r"^([0-9a-f]{128})?$")]
+
+
+class SumRequest(Settings):
+    """Of a sum with masks (`masked_sums`), what a node has to know for its next answer.
+
+    name: of the sum, "" without one. all_rows: of all clients of the federation. clients, keys: of the sum. sharers,
+    shares: who has shared, and what each of them has encrypted for the node. survivors: whose uploads are there.
+    """
+
+    name: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
+    all_rows: Count = 0
+    clients: _Few = Field(default_factory=list)
+    keys: Annotated[list[_Keys], Field(max_length=MOST_CLIENTS)] = Field(default_factory=list)
+    sharers: _Few = Field(default_factory=list)
+    shares: Annotated[list[_Hex], Field(max_length=MOST_CLIENTS)] = Field(default_factory=list)
+    survivors: _Few = Field(default_factory=list)
+
+
+class SumAnswer(Settings):
+    """A node's keys; or shares, of "shares" for each of the sum's clients, of "unmask" of each of the sharers."""
+
+    keys: _Keys = ""
+    shares: Annotated[list[_Hex], Field(max_length=MOST_CLIENTS)] = Field(default_factory=list)
+
+
 class TaskRequest(Settings):
     """A request to a node, beside what its own recipe says; the fields that count depend on the kind of envelope.
 
     experiment: of the run, "" before it is known. settings: see `shared_config`. auxiliary_model: its network, ""
     without one. base: mark of the client's state when it last counted, "" at its beginning; best: of the one to be kept
-    beside it. parts: of its data, to be scored. The others: see `executors.TrainJob`.
+    beside it. parts: of its data, to be scored. sum: that the upload is to be part of. The others: see
+    `executors.TrainJob`.
     """
 
     experiment: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
@@ -59,6 +89,7 @@ class TaskRequest(Settings):
     base: _Mark = ""
     best: _Mark = ""
     parts: Annotated[list[_Part], Field(max_length=2)] = Field(default_factory=list)
+    sum: SumRequest = Field(default_factory=SumRequest)
 
 
 JOB_FACTS = {*TaskRequest.model_fields} & {field.name for field in fields(TrainJob)}  # for `make_job`

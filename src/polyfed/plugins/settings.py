@@ -85,12 +85,12 @@ class SecureSums(Settings):
     )
 
     def needed(self, clients: int) -> int:
-        """How many of a sum's clients have to be there at its end: more than half, and at least two.
+        """How many of a sum's clients have to be there at its end: more than half.
 
         >>> SecureSums(enabled=True).needed(20)
         14
         """
-        return max(2, clients // 2 + 1, math.ceil(self.threshold * clients - 1e-9))
+        return max(clients // 2 + 1, math.ceil(self.threshold * clients - 1e-9))
 
 
 class Adversaries(Settings):

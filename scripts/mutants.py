@@ -88,7 +88,6 @@ EQUIVALENT: dict[str, tuple[str, ...]] = {
         "kernels.py MeanKernelFactor.__init__: torch.zeros",
         "masks.py pack_bits: torch.arange",
         "masks.py unpack_bits: torch.arange",
-        "membership_scores.py roc: True -> False",
     ),
     "only a GPU shows it": (
         "local_training.py _batches: if there.x.is_cpu",

@@ -181,9 +181,7 @@ def harmless_cells(text: str) -> bool:
         pytest.param(["plot", "run", "--figures", "clients"], marks=pytest.mark.slow),
         ["predict", "run", "new.npy", "--client", "0", "--probabilities"],
         ["predict", "run", "new.npy", "--client", "0", "--json"],
-        pytest.param(
-            ["audit", "leakage", "run", "--shadows", "0", "--images", "0", "--overwrite"], marks=pytest.mark.slow
-        ),
+        pytest.param(["audit", "leakage", "run", "--images", "0", "--overwrite"], marks=pytest.mark.slow),
         ["predict", f"no{ESC}where", "new.npy", "--client", "0"],
         ["run", f"no{ESC}where.toml"],
         [f"no{ESC}command"],

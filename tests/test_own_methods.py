@@ -153,7 +153,7 @@ def test_a_method_by_name_from_the_run_to_what_is_made_of_it(project: Path, caps
     for after in (
         ["predict", folder, "new.npy", "--client", "0", "--trust"],
         ["plot", folder, "--figures", "labels"],
-        ["audit", "leakage", folder, "--shadows", "0", "--images", "1", "--steps", "1", "--trust"],
+        ["audit", "leakage", folder, "--images", "1", "--steps", "1", "--trust"],
         ["report", folder],
         [*words, "--resume"],
     ):

@@ -15,15 +15,15 @@ from torch import nn
 import polyfed as pf
 from polyfed import attacks
 from polyfed.attacks.audit import FILES, audit_run
-from polyfed.attacks.inference import SERVER, describe_guesses, infer_labels, lira, membership_samples
+from polyfed.attacks.inference import SERVER, describe_guesses, infer_labels, membership_samples
+from polyfed.attacks.membership_scores import loss_scores
 from polyfed.attacks.replay import Replay, find_full_model, last_upload_rounds, plaintext_facts, replay
 from polyfed.cli import app as cli
-from polyfed.core.message import flatten, get_group, get_tensor
+from polyfed.core.message import get_group, get_tensor
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.serial import Serial
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
-from polyfed.functional.membership_scores import auc, loss_scores
 from polyfed.records.schema import RoundRecord
 from polyfed.records.stored_files import StoredRecipe
 from polyfed.report.run_records import RunRecord
@@ -85,20 +85,6 @@ def test_the_last_round_is_heard_as_it_was(ran: Ran, kept: int, begins: int, mon
         mean = sum(get_group(up, "model")[name] * (int(get_tensor(up, "n")) / total) for up in ups)
         assert torch.allclose(torch.as_tensor(mean), value, atol=1e-6)
     assert {path: path.stat().st_mtime_ns for path in done.record.path.rglob("*")} == before
-
-
-def test_a_stranger_in_a_clients_place_trains_as_it_would_and_leaves_no_trace(overfitted: tuple[Done, Replay]) -> None:
-    _, heard = overfitted
-    transcript, train = heard.transcript(1), heard.client(1).data.train
-    before = {name: t.clone() for name, t in flatten(heard.transcript(1).up).items()}
-    one, same, other = (heard.rerun_with(transcript, train.select(torch.arange(8)), "shadow", n) for n in (0, 0, 1))
-    assert one is not None and same is not None and other is not None  # noqa: PT018
-    name = "model/head.weight"
-    assert torch.equal(flatten(one)[name], flatten(same)[name])
-    assert not torch.equal(flatten(one)[name], flatten(other)[name]), "other random streams"
-    assert int(get_tensor(one, "n")) == 8
-    assert all(torch.equal(t, before[key]) for key, t in flatten(heard.transcript(1).up).items())
-    assert heard.client(1).n == len(train)
 
 
 def test_a_run_that_does_not_come_out_as_recorded_is_refused(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +159,6 @@ def test_an_overfitted_network_gives_its_rows_away_and_one_that_never_saw_them_d
         transcript, rows = heard.transcript(number), membership_samples(heard.client(number), False)
         network = find_full_model(heard, transcript)
         assert network is not None and rows is not None  # noqa: PT018
-        assert network.is_whole_in(transcript.down)
         samples, member = rows
         client = heard.client(number)
         others = heard.transcript((number + 1) % 3).up
@@ -182,26 +167,10 @@ def test_an_overfitted_network_gives_its_rows_away_and_one_that_never_saw_them_d
         kept = load(done.record.path, number, stage="personal")
         holder = loss_scores(kept.scores(samples.x), samples.y)
         assert torch.allclose(holder, own[-1][0], atol=1e-5), "what a client keeps is what it sent"
-    assert describe_guesses(SERVER, "loss", own)["auc"]["low"] > 0.55
+    assert describe_guesses(SERVER, own)["auc"]["low"] > 0.55
     for blind in (strange, fresh):
-        chance = describe_guesses(SERVER, "loss", blind)["auc"]
+        chance = describe_guesses(SERVER, blind)["auc"]
         assert chance["low"] < 0.5 < chance["high"]
-
-
-@pytest.mark.slow
-def test_lira_tells_rows_by_shadow_models(overfitted: tuple[Done, Replay]) -> None:
-    _, heard = overfitted
-    transcript, rows = heard.transcript(0), membership_samples(heard.client(0), False)
-    network = find_full_model(heard, transcript)
-    assert network is not None and rows is not None  # noqa: PT018
-    samples, member = rows
-    blind = dataclasses.replace(transcript, up=transcript.down)
-    found, unknowing, again = (lira(heard, one, network, samples, 4) for one in (transcript, blind, transcript))
-    assert found is not None and unknowing is not None and again is not None  # noqa: PT018
-    assert auc(found, member).low > 0.5
-    chance = auc(unknowing, member)
-    assert chance.low < 0.5 < chance.high
-    assert torch.equal(again, found)
 
 
 def test_rows_of_a_common_test_set_have_the_clients_class_shares() -> None:
@@ -219,7 +188,7 @@ def test_rows_of_a_common_test_set_have_the_clients_class_shares() -> None:
 
 # the report ---------------------------------------------------------------------------------------------------------
 
-QUICK = ["--shadows", "4", "--images", "2", "--steps", "2"]
+QUICK = ["--images", "2", "--steps", "2"]
 
 
 def say(*words: str | Path) -> int:
@@ -238,7 +207,7 @@ def test_the_command_reports_methods_side_by_side(ran: Ran, tmp_path: Path, caps
     local, fedavg, fedhenn, fedin = told["runs"]
     assert local["bytes_up_per_client"] == 0
     assert [one["by"] for one in local["membership"]] == ["holder of the network"]
-    assert [one["how"] for one in fedavg["membership"]] == ["loss", "LiRA", "loss"]
+    assert [one["by"] for one in fedavg["membership"]] == ["server", "holder of the network"]
     assert fedavg["in_the_clear"] == ["number of samples"]
     assert fedavg["membership"][0]["members"] == 60
     assert fedavg["reconstruction"] is None
@@ -256,21 +225,15 @@ def test_the_command_reports_methods_side_by_side(ran: Ran, tmp_path: Path, caps
 
 
 @pytest.mark.slow
-def test_methods_that_send_a_part_or_keep_their_start_say_so(ran: Ran) -> None:
-    part = audit_run(ran("fedrep").record, 4, 0, 1)[0]
+def test_methods_that_send_a_part_say_so(ran: Ran) -> None:
+    part = audit_run(ran("fedrep").record, 0, 1)[0]
     assert "no whole network" in part["membership_why_not"]
     assert all(guess["by"] != "server" for guess in part["membership"])
-    whole = audit_run(ran("fedhenn", alignment_data={"size": 40}).record, 4, 0, 1)[0]
-    assert "no LiRA" in whole["membership_why_not"]
-    assert [(guess["by"], guess["how"]) for guess in whole["membership"]] == [
-        ("server", "loss"), ("holder of the network", "loss")
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (["--shadows", "3"], ("--shadows", "3")),
         (["--images", "-1"], ("--images", "-1")),
         (["--steps", "0"], ("--steps", "0")),
         (["--out", "RUN/recipe.toml"], ("recipe.toml",)),

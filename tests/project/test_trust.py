@@ -153,7 +153,7 @@ def untouched(folder: Path) -> bool:
 READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "predict": (lambda run: [run, "new.npy", "--client", "0"], True),
     "export": (lambda run: [run, "new.pt2", "--client", "0"], True),
-    "audit leakage": (lambda run: [run, "--shadows", "0", "--images", "0"], True),
+    "audit leakage": (lambda run: [run, "--images", "0"], True),
     "plot": (lambda run: [run, "--figures", "labels"], False),
     "report": (lambda run: [run], False),
     "run": (lambda run: ["mine.toml", "--out", run, "--resume", "-q"], False),

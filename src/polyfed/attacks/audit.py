@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from polyfed.attacks.inference import HOLDER, SERVER, describe_guesses, infer_labels, lira, membership_samples
+from polyfed.attacks.inference import HOLDER, SERVER, describe_guesses, infer_labels, membership_samples
+from polyfed.attacks.membership_scores import loss_scores
 from polyfed.attacks.reconstruction import Reconstruction, draw_images, reconstruct
 from polyfed.attacks.replay import (
     Replay,
@@ -26,7 +27,6 @@ from polyfed.attacks.replay import (
 from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
-from polyfed.functional.membership_scores import loss_scores
 from polyfed.records.read import ATTACK, check_links
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.plot_style import save
@@ -34,14 +34,12 @@ from polyfed.report.run_records import RunRecord, format_setting, load_runs
 from polyfed.report.text_tables import Column, columns_of, render_text, wrapped
 
 FILES = ("leakage.json", "reconstructions.png", "reconstructions.svg")
-_Guesses = dict[tuple[str, str], tuple[Tensor, Tensor]]  # (by, how) -> scores, and who is a member
-_FEWEST = 4  # shadow models: two with and two without each row
+_Guesses = dict[str, tuple[Tensor, Tensor]]  # attacker -> scores, and who is a member
 
 
 def leakage(
     runs: str | Path | Sequence[str | Path],
     *,
-    shadows: int = 16,
     images: int = 4,
     steps: int = 300,
     out: str | Path | None = None,
@@ -53,7 +51,6 @@ def leakage(
 
     Args:
         runs: run folders, or folders above them.
-        shadows: shadow models for every client, for LiRA; 0: no LiRA.
         images: how many of the first client's features or class means are attacked; 0: no reconstruction.
         steps: of Adam, for each of them.
         out: folder; None: ``attack`` in the run's folder, or in the one above all of them.
@@ -66,8 +63,6 @@ def leakage(
     Raises:
         ConfigError: the request is wrong, or a run does not come out as recorded; no file has been written.
     """
-    if shadows % 2 or not (shadows == 0 or shadows >= _FEWEST):
-        raise ConfigError(f"--shadows: expected 0 or an even number of at least {_FEWEST}, got {shadows}")
     for name, value, least in (("images", images, 0), ("steps", steps, 1)):
         if value < least:
             raise ConfigError(f"--{name}: expected at least {least}, got {value}")
@@ -84,11 +79,11 @@ def leakage(
     found = []
     pictures = {}
     for record in records:
-        content, made = audit_run(record, shadows, images, steps, say)
+        content, made = audit_run(record, images, steps, say)
         found.append(content)
         if made is not None:
             pictures[record.name] = made
-    options = {"shadows": shadows, "images": images, "steps": steps}
+    options = {"images": images, "steps": steps}
     text = json.dumps({"options": options, "runs": found}, indent=2, allow_nan=False) + "\n"
     files = [write_whole(folder / "leakage.json", text.encode())]
     if pictures:
@@ -109,12 +104,12 @@ def _named_apart(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def audit_run(
-    record: RunRecord, shadows: int, images: int, steps: int, say: Callable[[str], None] = lambda _: None
+    record: RunRecord, images: int, steps: int, say: Callable[[str], None] = lambda _: None
 ) -> tuple[dict[str, Any], Reconstruction | None]:
     """Look into one run.
 
     Args:
-        record: a finished run of a recipe. shadows, images, steps, say: see `leakage`.
+        record: a finished run of a recipe. images, steps, say: see `leakage`.
 
     Returns:
         Its entry in ``leakage.json``, and the images of its first client, where there are some.
@@ -131,11 +126,11 @@ def audit_run(
     run = replay(record, sent_last)
     transcripts = {number: run.transcript(number) for number in sent_last}
     facts = [plaintext_facts(transcript.up, run.client(number)) for number, transcript in transcripts.items()]
-    guesses: dict[tuple[str, str], list[tuple[Tensor, Tensor]]] = {}  # (by, how) -> each client's
+    guesses: dict[str, list[tuple[Tensor, Tensor]]] = {}  # attacker -> each client's
     why_not_members = ""
     for number, transcript in transcripts.items():
         say(f"{record.name}: client {number}")
-        found, why = _members(run, transcript, shadows)
+        found, why = _members(run, transcript)
         why_not_members = why_not_members or why
         for attacker, guess in found.items():
             guesses.setdefault(attacker, []).append(guess)
@@ -157,7 +152,7 @@ def audit_run(
         "goes_up": describe(transcripts[sent_last[0]].up),
         "in_the_clear": [fact for fact in facts[0] if all(fact in other for other in facts)],
         "classes": infer_labels(run, transcripts),
-        "membership": [describe_guesses(*attacker, found) for attacker, found in guesses.items()],
+        "membership": [describe_guesses(attacker, found) for attacker, found in guesses.items()],
         "membership_why_not": why_not_members or None,
         "reconstruction": None if made is None else made.summary,
         "reconstruction_why_not": why_no_images,
@@ -165,8 +160,8 @@ def audit_run(
     return content, made
 
 
-def _members(run: Replay, transcript: Transcript, shadows: int) -> tuple[_Guesses, str]:
-    """All guesses about one client's rows, and the reason for none by the server, or no LiRA."""
+def _members(run: Replay, transcript: Transcript) -> tuple[_Guesses, str]:
+    """All guesses about one client's rows, and the reason for none by the server."""
     client = run.client(transcript.job.client.id)
     rows = membership_samples(client, run.federation.task.test is not None)
     if rows is None:
@@ -181,18 +176,10 @@ def _members(run: Replay, transcript: Transcript, shadows: int) -> tuple[_Guesse
         why = f"what goes up ({', '.join(transcript.up)}) holds no whole network: no way from a row to a score"
     else:
         losses = loss_scores(network.logits(transcript.up, samples.x, client), samples.y)
-        found[SERVER, "loss"] = losses, member
-        if shadows and not network.is_whole_in(transcript.down):
-            why = "no LiRA: where the client's weights started did not come down, so that no shadow model starts there"
-        elif shadows:
-            ratios = lira(run, transcript, network, samples, shadows)
-            if ratios is None:
-                why = "no LiRA: shadow models were refused"
-            else:
-                found[SERVER, "LiRA"] = ratios, member
+        found[SERVER] = losses, member
     with contextlib.suppress(ConfigError):  # networks that a run folder cannot rebuild
         holder = load(run.record.path, client.id, run.recipe.run.device, run.record.trusted, "personal")
-        found[HOLDER, "loss"] = loss_scores(holder.scores(samples.x), samples.y), member
+        found[HOLDER] = loss_scores(holder.scores(samples.x), samples.y), member
     return found, why
 
 
@@ -221,7 +208,7 @@ def _tables(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Column]]:
     members = [
         {
             "run": each["name"],
-            "by": f"{one['by']}, {one['how']}",
+            "by": one["by"],
             "AUC": _interval(one["auc"]),
             "TPR at\n1 %": _interval(one["tpr_at_1_percent"]),
             "members\nothers": f"{one['members']} / {one['others']}",

@@ -4,9 +4,8 @@
 ("members"), and test samples that nobody trained on; with a common test set as many of each class as the client's own
 shares ask for. The attacker has these rows with their classes, as in the papers, and does not know which are which.
 
-* loss threshold (Yeom et al., CSF 2018): the loss of the uploaded network, or of the client's own ("holder");
-* LiRA (Carlini et al., S&P 2022, online): shadow models do the client's last round from the client's broadcast, on
-  random halves of the tested rows, so that each row is in half of the shadow models.
+The score is a loss threshold's (Yeom et al., CSF 2018): the loss of the uploaded network, or of the client's own
+("holder").
 
 **Classes.** Where they are not stated, they are guessed from the head's step: with cross entropy, the bias of a class
 that occurs grows by 1 - p, that of one that does not shrinks by p (Zhao et al., arXiv:2001.02610; Wainakh et al.,
@@ -19,48 +18,41 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.attacks.replay import ExposedModel, Replay, Transcript, plaintext_facts
+from polyfed.attacks.membership_scores import auc, tpr_at_fpr
+from polyfed.attacks.replay import Replay, Transcript, plaintext_facts
 from polyfed.core.client import Client
 from polyfed.core.modules import head_names
 from polyfed.core.randomness import generator
 from polyfed.data.samples import LabeledSamples
-from polyfed.functional.membership_scores import auc, likelihood_ratio, logit_of_true_class, roc, tpr_at_fpr
 from polyfed.models.split import SplitModel
 
 SEED = 0  # of the attacker's draws
 SERVER, HOLDER = "server", "holder of the network"
 _FPR = 0.01
-_POINTS = 200  # of a curve in the records, at most
 _STATED = "which classes"  # the fact of `plaintext_facts`
 
 
-def describe_guesses(by: str, how: str, clients: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+def describe_guesses(by: str, clients: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     """How good an attacker's guesses are over the rows of several clients, as JSON takes it.
 
-    The rate is None where there are too few rows for it. The ROC curve has at most `_POINTS` points, denser where few
-    others are called members.
+    The rate is None where there are too few rows for it.
 
     Args:
-        by: `SERVER` or `HOLDER`. how: "loss" or "LiRA".
+        by: `SERVER` or `HOLDER`.
         clients: of each, the scores (N,), the higher the likelier a member, and (N,) bool, the truth.
     """
     scores = torch.cat([own for own, _ in clients])
     member = torch.cat([truth for _, truth in clients])
     rate = tpr_at_fpr(scores, member, _FPR)
-    alarms, hits = roc(scores, member)
-    points = sorted({0, *np.geomspace(1, len(alarms) - 1, _POINTS).round().astype(int).tolist()})
     return {
         "by": by,
-        "how": how,
         "members": int(member.sum()),
         "others": int((~member).sum()),
         "auc": auc(scores, member)._asdict(),
         "tpr_at_1_percent": None if rate is None else rate._asdict(),
-        "roc": {"fpr": alarms[points].tolist(), "tpr": hits[points].tolist()},
     }
 
 
@@ -89,33 +81,6 @@ def _alike(pool: Tensor, like: Tensor, draws: torch.Generator) -> Tensor:
         share = 1.0
     shuffled = [own[torch.randperm(len(own), generator=draws)] for own in places]
     return torch.cat([own[: math.ceil(share * int(n))] for own, n in zip(shuffled, wanted, strict=True)])
-
-
-def lira(
-    replay: Replay, transcript: Transcript, network: ExposedModel, samples: LabeledSamples, shadows: int
-) -> Tensor | None:
-    """The scores (N,) of the server's LiRA; None where a shadow model was refused."""
-    client = transcript.job.client
-    target = logit_of_true_class(network.logits(transcript.up, samples.x, client), samples.y)
-    scores = []
-    inside = []
-    for number in range(shadows):
-        half = _half(len(samples), number, client.id)
-        own = samples.select(half.nonzero().flatten())
-        message = replay.rerun_with(transcript, own, f"shadow online {SEED}", number)
-        if message is None:
-            return None
-        scores.append(logit_of_true_class(network.logits(message, samples.x, client), samples.y))
-        inside.append(half)
-    return likelihood_ratio(target, torch.stack(scores), torch.stack(inside))
-
-
-def _half(count: int, number: int, client: int) -> Tensor:
-    """(N,) bool: the rows that a shadow model has; every second one has those that the one before it lacks."""
-    order = torch.randperm(count, generator=generator(SEED, "halves", client, number // 2))
-    half = torch.zeros(count, dtype=torch.bool)
-    half[order[: count // 2]] = True
-    return half if number % 2 == 0 else ~half
 
 
 # classes --------------------------------------------------------------------------------------------------------------

@@ -23,9 +23,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.inference import map_batches
 from polyfed.core.message import Group, Message, State, members
-from polyfed.core.randomness import derive_seed
 from polyfed.core.server import Server
-from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.records.fields import validated
@@ -57,17 +55,15 @@ class Recorder:
         rounds: client -> the round to keep.
 
     Attributes:
-        transcripts: (client, exchange) -> transcript. run: that of the executor, of which nothing is kept.
+        transcripts: (client, exchange) -> transcript.
     """
 
     def __init__(self, rounds: Mapping[int, int]) -> None:
         self.transcripts: dict[tuple[int, str], Transcript] = {}
         self._rounds = rounds
-        self.run: Callable[..., list[Any]]
 
     def around(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         """An executor's `run`, of which messages that count are kept."""
-        self.run = run
 
         def run_recorded(jobs: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
             outcomes = run(jobs, done)
@@ -108,28 +104,6 @@ class Replay:
         """A client, with its data."""
         found: Client = self.federation.clients[number]
         return found
-
-    def rerun_with(self, transcript: Transcript, data: LabeledSamples, purpose: str, number: int) -> Message | None:
-        """The upload of a new client with these training samples in the client's place.
-
-        It receives the client's broadcast, has no weights or state of its own and other random streams, and is no
-        client of the run. The engine treats its job as any other, `[privacy]` included.
-
-        Args:
-            transcript: of the client. data: its training samples. purpose, number: of its random streams.
-
-        Returns:
-            As the server reads it; None where it was refused.
-        """
-        client = copy.copy(transcript.job.client)
-        client.seed = derive_seed(client.seed, purpose, number)
-        client.data = ClientData(data, client.data.validation, client.data.test)
-        client.n = len(data)
-        client.weights = None
-        client.state = {}
-        job = dataclasses.replace(transcript.job, client=client, scores=False)
-        (outcome,) = self.recorder.run([job], lambda _: None)
-        return outcome.message if outcome.counts else None
 
 
 def last_upload_rounds(record: RunRecord) -> dict[int, int]:

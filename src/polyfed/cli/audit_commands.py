@@ -16,7 +16,6 @@ def leakage(
         list[Path],
         typer.Argument(metavar="RUN...", help="Folders of finished runs, or folders above them.", show_default=False),
     ],
-    shadows: Annotated[int, typer.Option(metavar="NUMBER", help="Shadow models per client; 0: no LiRA.")] = 16,
     images: Annotated[
         int, typer.Option(metavar="NUMBER", help="How many features or class means are turned into images; 0 for none.")
     ] = 4,
@@ -28,20 +27,18 @@ def leakage(
     """Report what a curious server learns, method by method.
 
     The last rounds of finished runs are run once more, and their messages read: what is uploaded, what it states in
-    the clear, which rows a client trained on (loss threshold and LiRA), which classes it has, and images reconstructed
-    from features, class means or sums. Prints the tables, and writes their numbers with ROC curves (json), and the
-    images (png, svg).
+    the clear, which rows a client trained on (loss threshold), which classes it has, and images reconstructed from
+    features, class means or sums. Prints the tables, and writes their numbers (json) and the images (png, svg).
 
     \b
     polyfed audit leakage runs/fedavg
-    polyfed audit leakage runs/leakage --shadows 32 --out leakage
+    polyfed audit leakage runs/leakage --images 2 --out leakage
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import attacks
     from polyfed.attacks.audit import to_text
 
     found, files = attacks.leakage(
         runs,
-        shadows=shadows,
         images=images,
         steps=steps,
         out=out,

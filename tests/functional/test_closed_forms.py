@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyfed.functional.class_statistics import add, from_class_means, sum_rows
-from polyfed.functional.closed_forms import discriminant, log_posterior, naive_bayes, ridge
+from polyfed.functional.closed_forms import discriminant, log_posterior, naive_bayes, one_hot_ridge, ridge
 from tests.helpers.class_rows import CLASSES, PHI, Y
 
 
@@ -59,6 +59,17 @@ def test_numbers_are_fitted_by_ridge_regression(shrinkage: float) -> None:
     weight, bias = ridge(add(sum_rows(PHI[:20], y[:20], 0), sum_rows(PHI[20:], y[20:], 0)), shrinkage)
     assert weight[:, 0].numpy() == pytest.approx(theirs.coef_, abs=1e-8)
     assert float(bias) == pytest.approx(theirs.intercept_, abs=1e-8)
+
+
+def test_one_hot_classes_are_fitted_by_ridge_regression() -> None:
+    from sklearn.linear_model import Ridge
+
+    phi, one_hot = PHI.double().numpy(), np.eye(CLASSES)[Y.numpy()]
+    alpha = 0.2 / 0.8 * float(np.square(phi).sum()) / PHI.shape[1]
+    theirs = Ridge(alpha=alpha, fit_intercept=False).fit(phi, one_hot)
+    weight, bias = one_hot_ridge(add(sum_rows(PHI[:20], Y[:20], CLASSES), sum_rows(PHI[20:], Y[20:], CLASSES)), 0.2)
+    assert weight.T.numpy() == pytest.approx(theirs.coef_, abs=1e-8)
+    assert not bias.any()
 
 
 @pytest.mark.parametrize("shrinkage", [0.2, 0.5])

@@ -137,6 +137,22 @@ def test_class_means_alone_are_of_classes_and_not_of_texts() -> None:
         pf.Federation([Client(network, (TEXTS, y), (TEXTS, y))], MEANS, pf.Training(rounds=1)).run()
 
 
+def test_ridge_regression_chooses_among_own_classes_by_scores_as_they_are() -> None:
+    method = replace(SMALL, classifier="ridge")
+    fed, watch = federation(method, members(), rounds=2)
+    fed.run()
+    at = worker(fed, 1)
+    method.receive(at, method.broadcast(fed.server, 1))
+    x = samples(30, 7).x
+    scores = FeatureMap(at.state["map"])(x).double() @ solved(watch.rounds[-1])[0]
+    own = scores[:, list(OWNED[1])].log_softmax(dim=1)
+    torch.testing.assert_close(method.predict(at.model, x, at.state)[:, list(OWNED[1])], own)
+    every = replace(method, prior="federation").predict(at.model, x, at.state)
+    torch.testing.assert_close(every, scores.log_softmax(dim=1))
+    with pytest.raises(ConfigError, match="classifier = 'ridge' does nothing for numbers"):
+        pf.Federation(regression.clients(), method, pf.Training(rounds=1)).run()
+
+
 def test_who_was_not_heard_sends_again_and_everybody_gets_the_new_solution() -> None:
     history = rounds(SMALL, members(), rounds=4, lose=lambda round, i: i == 3 and round < 3)
     close(solved(history[0]), by_hand(history[2], rows()[:3]))

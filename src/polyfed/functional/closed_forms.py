@@ -64,6 +64,21 @@ def ridge_of(mean_D: Tensor, covariance_DD: Tensor, shrinkage: float) -> tuple[T
     return weight_D1, mean_D[-1:] - mean_D[:width] @ weight_D1
 
 
+def one_hot_ridge(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, Tensor]:
+    """Ridge regression onto one-hot classes, without intercept.
+
+    W = (S / N + s / (1 - s) tr(S / N) / D I)^-1 M' / N,  b = 0
+
+    W (D, C) and b (C,), zeros for classes without rows; s in (0, 1).
+
+    Source: He et al., "AFL: a single-round analytic approach for federated learning", CVPR 2025.
+    """
+    rows = sums["counts"].sum().double()
+    second_DD = unpack(sums["products"], sums["sums"].shape[1]) / rows
+    weight_DC = (1 - shrinkage) * _solve(second_DD, sums["sums"].T / rows, shrinkage)
+    return weight_DC, torch.zeros(len(sums["counts"]), dtype=torch.float64)
+
+
 def naive_bayes(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, Tensor]:
     """Multinomial naive Bayes of counts, without the classes' shares: W_vc = log p(v | c), b = 0.
 

@@ -16,6 +16,8 @@ sent:            n_k, M_k / N_k, S_k / N_k: M_k and S_k do not grow with the row
                  and leaves out sums that no rows can have; they are not sent again.
 Class means:     with second_moments = "clients" no S is sent, and of the K_c clients with rows of class c
                  Sigma = sum_c sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)' / sum_c (K_c - 1),  mu_kc = M_kc / n_kc
+Ridge:           with classifier = "ridge"  W = (S / N + s / (1 - s) tr(S / N) / D I)^-1 M' / N,  b = 0.  Scores have
+                 the federation's shares in them: softmax(phi(x)' W) over the client's own classes, or over all.
 Texts:           phi says which words occur, no S is sent; W_vc = log p(v | c), a = s / (1 - s) more of each; b = 0.
 Private:         with `unit_features` rows of phi have norm 1; n_k, M_k and S_k go up as they are and, with [privacy],
                  with Gaussian noise added once by the client. The server solves for the nearest sums that rows can
@@ -44,7 +46,8 @@ means alone: 2 (C D + C)). Kept: client: phi, W, b, n_k / N_k; server: n, M, S, 
 Deviations from the papers: (1) By default the map is random, or made of two photographs, and not pre-trained, so that
 no other data are needed. (2) Each client has its own class shares in the place of the federation's. (3) Classes without
 rows are left out. (4) FedCOF estimates a covariance for each class and fits one-hot classes by ridge regression. Here
-all classes have one covariance, and the classifier is the same as with S.
+all classes have one covariance, and the classifier is the same as with S. (5) AFL takes its regularization away again
+in the end; "ridge" keeps it, as Fed3R does.
 """
 
 from __future__ import annotations
@@ -102,11 +105,13 @@ class ClosedForm(Method):
     # class shares of the client's own rows, or of the "federation"'s; the other one is evaluated, too
     prior: Literal["own", "federation"] = "own"
     # t, by which scores are multiplied before shares are added; not set: each client's validation rows choose
-    temperature: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[Annotated[float, Field(gt=0, le=1)] | None, ActsWith("classifier", ("discriminant",))] = None
+    # linear discriminant analysis, or AFL's "ridge" regression onto one-hot classes
+    classifier: Literal["discriminant", "ridge"] = "discriminant"
     keep_sums: bool = False  # the server keeps each client's sums, so that a client can be forgotten
     unit_features: bool = False  # rows of features have norm 1, as noise on the sums needs
     # S of all "rows"; or none is sent, and how rows vary is estimated from how the means of "clients" do
-    second_moments: Literal["rows", "clients"] = "rows"
+    second_moments: Annotated[Literal["rows", "clients"], ActsWith("classifier", ("discriminant",))] = "rows"
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return (Exchange(trains=False),)
@@ -122,7 +127,10 @@ class ClosedForm(Method):
             )
         if self.temperature is not None and not server.classes:
             raise ConfigError(f"{self.name}: temperature does nothing where numbers are predicted")
-        if server.prepare(server.input_example).is_floating_point():
+        has_floats = server.prepare(server.input_example).is_floating_point()
+        if self.classifier == "ridge" and not (server.classes and (has_floats or self.auxiliary_model is not None)):
+            raise ConfigError(f"{self.name}: classifier = 'ridge' does nothing for numbers to predict and ids of words")
+        if has_floats:
             return
         if self.unit_features:
             raise ConfigError(f"{self.name}: expected inputs of floats with unit_features, got ids of words")
@@ -274,6 +282,8 @@ class ClosedForm(Method):
             weight, bias = closed_forms.ridge(sums, self.shrinkage)
             return {"weight": weight, "bias": bias}
         solve = closed_forms.discriminant if "products" in sums else closed_forms.naive_bayes
+        if self.classifier == "ridge":
+            solve = closed_forms.one_hot_ridge
         weight, bias = solve(sums, self.shrinkage)
         return {"weight": weight, "bias": bias, "shares": _shares(sums["counts"])}
 
@@ -338,6 +348,8 @@ class ClosedForm(Method):
             return scores_NC
         shares_C = context["solution"]["shares"].to(scores_NC.device)
         prior_C = shares_C if self.prior == "federation" else context["own shares"].to(scores_NC.device)
+        if self.classifier == "ridge":  # which classes count, as scores have shares in them
+            return closed_forms.log_posterior(scores_NC, shares_C, (prior_C > 0).to(prior_C))
         temperature = self._temperature(context, "temperature")
         return closed_forms.log_posterior(temperature * scores_NC, shares_C, prior_C)
 

@@ -44,6 +44,7 @@ from polyfed.core.settings import Stage, Training
 from polyfed.core.upload_forms import SAMPLES, Entry, as_sent
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.class_statistics import pack, unpack
+from polyfed.functional.closed_forms import discriminant_of
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import weight_averaging
 
@@ -63,11 +64,10 @@ class Gaussians(NamedTuple):
         return Gaussians(means, torch.lerp(others.covariance, self.covariance, beta[-1]))
 
     def head(self, shares: Tensor) -> tuple[Tensor, Tensor]:
-        """W (D, C) and b (C,) of the linear discriminant with these class shares."""
-        width = self.means.shape[1]
-        even = self.covariance.trace() / width * torch.eye(width, dtype=torch.float64)
-        weight = torch.linalg.solve((1 - _SMALL) * self.covariance + _SMALL * even, self.means.T)
-        return weight, shares.log() - (self.means.T * weight).sum(dim=0) / 2
+        """W (D, C) and b (C,) of the linear discriminant with these class shares, less their means over classes."""
+        every = torch.ones(len(self.means), dtype=torch.bool)
+        weight, bias = discriminant_of(self.means, self.covariance, every, _SMALL)
+        return weight, bias + shares.log()
 
 
 def estimate(z_ND: Tensor, y_N: Tensor, others: Gaussians, ridge: float) -> Gaussians:

@@ -6,7 +6,7 @@
     {{ results }}                                  on a method's page: what the stored results say of it, in a line
     {{ value worth/digits fedgh gain }}            a number of a suite: SUITE/SETTING ROW QUANTITY
     {{ value small fedgh above }}                  a number over all settings of a suite: SUITE ROW QUANTITY
-    {{ value tables/worth-few fedsa accuracy }}    a number of a stored table: tables/NAME ROW COLUMN
+    {{ value tables/worth-few fedgh accuracy }}    a number of a stored table: tables/NAME ROW COLUMN
     {{ table tables/worth-few }}                   a stored table
     {{ record round }}                             the keys of a file of a run: summary, round, result or model
     {{ recipe_keys }}                              every key of a recipe

@@ -23,7 +23,7 @@ from polyfed.core.settings import AdapterSettings, Evaluation, Personalization, 
 from polyfed.engine.federation import Federation
 from polyfed.engine.method_wrappers import adapted, alone, personalized
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.methods import FD, MOON, ClosedForm, FedAvg, FedGH, FedMRL, FedProto, FedSA, FedTGP, Local
+from polyfed.methods import FD, MOON, ClosedForm, FedAvg, FedGH, FedMRL, FedProto, FedTGP, Local
 from polyfed.models.adapt import split
 from polyfed.plugins.settings import Devices, RobustAggregation
 from polyfed.testing import fixtures as worlds
@@ -232,7 +232,7 @@ def test_a_recipe_personalizes_a_method_and_tells_it_by_the_name() -> None:
 TWO = AdapterSettings(ranks="1 2", alpha=4.0)
 
 
-@pytest.mark.parametrize("method", [Local(), FedGH(), FedProto(), FedSA(), FD()], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [Local(), FedGH(), FedProto(), FD()], ids=lambda method: method.name)
 def test_only_adapters_and_heads_change_in_networks_that_differ(method):
     members = clients(["shallow", "deep", "wide"], [8, 12, 10])
     fed, watch = federation(adapted(method, TWO), members, rounds=2)

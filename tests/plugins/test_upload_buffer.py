@@ -19,7 +19,7 @@ from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.wire import decode
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.methods import FD, FedAvg, FedGH, FedMD, FedProto, FedRep, FedSA, FedTGP, LGFedAvg, Local
+from polyfed.methods import FD, FedAvg, FedGH, FedMD, FedProto, FedRep, FedTGP, LGFedAvg, Local
 from polyfed.methods import SCAFFOLD as Scaffold
 from polyfed.plugins.settings import Availability, Devices
 from polyfed.plugins.upload_buffer import draw_starters, fill_buffer
@@ -97,7 +97,7 @@ def test_a_share_of_the_clients_is_at_work_at_any_time() -> None:
 @pytest.mark.parametrize(
     "method",
     others_slow(
-        [Local(), FedAvg(), FedGH(), FedProto(), FD(), FedSA(), LGFedAvg(), FedRep(final_head_epochs=1)],
+        [Local(), FedAvg(), FedGH(), FedProto(), FD(), LGFedAvg(), FedRep(final_head_epochs=1)],
         quick=[FedAvg()],
     ),
     ids=lambda method: method.name,

@@ -72,7 +72,7 @@ def test_every_method_has_its_table_and_its_line(method: str) -> None:
         "{{ value worth closed-form luck }}",
         "{{ value worth/nowhere closed-form gain }}",
         "{{ value nothing/digits closed-form gain }}",
-        "{{ value tables/worth-few fedsa luck }}",
+        "{{ value tables/worth-few fedgh luck }}",
         "{{ table tables/nothing }}",
         "{{ table worth }}",
     ],

@@ -141,7 +141,7 @@ def adapted(method: Method, adapters: AdapterSettings) -> Method:
     beside = method.auxiliary_model
     if method.delta_entries or (beside is not None and not beside.frozen) or any(makes):
         raise ConfigError(
-            f"adapters: expected a method that neither sends nor makes networks, such as local, fedgh, fedproto, fedsa "
+            f"adapters: expected a method that neither sends nor makes networks, such as local, fedgh, fedproto "
             f"or fd, got '{method.name}'; fedlora averages adapters"
         )
     return _extend(method, Adapted, adapters=adapters)

@@ -162,7 +162,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-FORMS = (".md", ".tex", ".html", ".svg", ".json")
+FORMS = (".md", ".html", ".svg", ".json")
 
 
 def harmless_cells(text: str) -> bool:

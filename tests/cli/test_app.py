@@ -116,7 +116,7 @@ def test_compare_runs_all_adds_local_and_skips_what_is_done(polyfed_: Terminal) 
     for name in names:
         assert f"\n{name}" in first.out
     assert {path.name for path in Path("all").iterdir() if path.is_file()} == {
-        "comparison.md", "comparison.csv", "comparison.tex", "comparison-clients.csv",
+        "comparison.md", "comparison.csv", "comparison-clients.csv",
         "compare.json", "report.html",
         *(f"{stem}{end}" for stem in ("accuracy-by-round", "accuracy-by-bytes", "accuracy-per-client")
           for end in (".png", ".svg")),

@@ -13,7 +13,7 @@ from scipy import stats
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.report.comparison import compare_runs
-from polyfed.report.comparison_tables import to_latex, to_text, write
+from polyfed.report.comparison_tables import to_markdown, to_text, write
 from polyfed.report.run_records import load_runs, only_rows
 
 LOCAL = ((0.50, 0.80), (0.54, 0.70), (0.52, 0.90))  # of two clients, by seed
@@ -122,9 +122,9 @@ def test_without_validation_rows_nothing_is_said(make: Any) -> None:
 def test_rows_are_chosen(three_seeds: Path, make: Any, tmp_path: Path) -> None:
     make("moon-0", "moon", 0)
     runs = load_runs(three_seeds)
-    assert "moon" not in to_latex(compare_runs(only_rows(runs, ["local", "fedgh"])))
+    assert "moon" not in to_markdown(compare_runs(only_rows(runs, ["local", "fedgh"])))
     with pytest.raises(ConfigError, match="--methods: expected rows of the table, got 'fedg'; did you mean 'fedgh'"):
         only_rows(runs, ["fedg"])
     words = ["--methods", "local,fedgh", "--clients", "--out", str(tmp_path / "paper")]
     assert cli.status(["report", str(three_seeds), *words]) == 0
-    assert "moon" not in (tmp_path / "paper" / "comparison.tex").read_text()
+    assert "moon" not in (tmp_path / "paper" / "comparison.md").read_text()

@@ -16,7 +16,6 @@ from polyfed.report.comparison_tables import (
     Table,
     to_csv,
     to_html,
-    to_latex,
     to_markdown,
     to_text,
     write,
@@ -119,7 +118,6 @@ def test_bold_is_what_leads_beyond_chance(make: Any) -> None:
     (section,) = table.sections
     assert section.leaders == dict.fromkeys(("accuracy", "personal", "received"), "fedgh")
     assert to_markdown(table).count("**72.00 ± 10.00**") == 1
-    assert to_latex(table).count(r"\textbf{72.00 $\pm$ 10.00}") == 1
     assert re.findall(r"<b>([^<]+)</b>", to_html(table)).count("72.00 ± 10.00") == 2  # both tables
     assert "*" not in to_text(table)
     assert (
@@ -161,17 +159,6 @@ def test_what_has_learnt_nothing_leads_nowhere(accuracy: float, leaders: str | N
     assert (section.rows["epsilon_client"][3], section.keys_of("epsilon")) == (3.5, ["client"]), "the largest"
     assert "fedin: nothing was learnt" in section.notes
     assert "fedin (nothing learnt in 1 of 3 runs)" in to_markdown(compared(make.root))
-
-
-def test_latex_means_what_it_says(make: Any) -> None:
-    make("a", "fedgh", 0, (0.3,), label=r"50% & {a}_b #1 $x ~^ \ |<>")
-    make("b", "local", 0, (0.5,))
-    make("c", "fedavg", 0, (0.4,), label="[x]")
-    text = to_latex(compared(make.root))
-    wanted = r"50\% \& \{a\}\_b \#1 \$x \textasciitilde{}\textasciicircum{} \textbackslash{} \textbar{}$<$$>$ & "
-    assert wanted + "30.00 & $-$20.00 &" in text, "a minus is no hyphen"
-    assert "\n{}[x] & " in text, "no option of the line before"
-    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == text.count(r"\toprule") == 1
 
 
 def test_a_target(two_by_two: Path) -> None:
@@ -260,11 +247,11 @@ def test_files_and_unfinished_runs(make: Any, tmp_path: Path) -> None:
     table = compared(make.root)
     assert len(table.sections[0].rows) == 1
     files = write(table, tmp_path / "deep" / "out")
-    names = ["comparison.md", "comparison.csv", "comparison.tex", "comparison-clients.csv"]
+    names = ["comparison.md", "comparison.csv", "comparison-clients.csv"]
     assert [file.name for file in files] == names
     texts = [file.read_bytes().decode("utf-8") for file in files[:-1]]
-    assert texts == [to_markdown(table), to_csv(table), to_latex(table)]
-    for text in (to_text(table), texts[0], texts[2]):
+    assert texts == [to_markdown(table), to_csv(table)]
+    for text in (to_text(table), texts[0]):
         assert "unfinished" in text
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot"):
@@ -299,7 +286,6 @@ def test_other_figures_are_in_every_file_and_on_request_on_the_terminal(make: An
     assert "AUC" not in markdown
     assert "Accuracy in % by architecture:\n\n| method | cnn1 | cnn2 |" in markdown
     assert "| fedgh | 65.00 | 80.00 |" in markdown
-    assert "macro F1" not in to_latex(table)
     found = list(csv.DictReader(io.StringIO(to_csv(table))))[1]
     keys = ("metric_f1", "bottom_decile", "by_architecture_cnn1")
     assert [float(found[key]) for key in keys] == pytest.approx([0.45, 0.30, 0.65])

@@ -12,7 +12,7 @@ import pytest
 import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.report.comparison import compare_runs
-from polyfed.report.comparison_tables import Table, to_csv, to_latex, to_markdown, to_text
+from polyfed.report.comparison_tables import Table, to_csv, to_markdown, to_text
 from polyfed.report.figures import curve_drawings
 from polyfed.report.html_report import page
 from polyfed.report.run_records import RunRecord, load_runs
@@ -57,7 +57,7 @@ def table(runs: list[RunRecord]) -> Table:
 
 
 def test_no_table_speaks_of_accuracies(runs: list[RunRecord], table: Table) -> None:
-    shown = [to_text(table, metrics=True), to_markdown(table), to_latex(table), to_csv(table)]
+    shown = [to_text(table, metrics=True), to_markdown(table), to_csv(table)]
     for text in [*shown, page(table).partition("Recipe of")[0]]:  # recipes name all keys
         assert "ccuracy" not in text
         assert "percentage points" not in text

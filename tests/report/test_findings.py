@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from polyfed.report.comparison import compare_runs
-from polyfed.report.comparison_tables import to_csv, to_latex, to_markdown, to_text
+from polyfed.report.comparison_tables import to_csv, to_markdown, to_text
 from polyfed.report.figures import gain_drawings
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
@@ -88,7 +88,6 @@ def test_what_tables_show(made: Any) -> None:
     assert "What federation is worth: gain over Local = gain alone + federated gain" in to_text(table, width=400)
     cells = "| fedgh | +12.00 | [+7.03, +16.97] | +6.00 | [+1.03, +10.97] | +6.00 | [+6.00, +6.00] | 30 % |"
     assert cells in to_markdown(table)
-    assert "federated gain" in to_latex(table)
     line = {row["name"]: row for row in csv.DictReader(io.StringIO(to_csv(table)))}["fedgh"]
     found = [float(line[name]) for name in ("gain", "gain_alone", "federated_gain", "way_to_pooled_tuned")]
     assert found == pytest.approx([0.12, 0.06, 0.06, 0.3])

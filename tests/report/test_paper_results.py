@@ -11,7 +11,7 @@ import pytest
 from polyfed.records import paper_tables
 from polyfed.report import paper_results
 from polyfed.report.comparison import compare_runs
-from polyfed.report.comparison_tables import to_latex, to_markdown, to_text
+from polyfed.report.comparison_tables import to_markdown, to_text
 from polyfed.report.run_records import load_runs
 
 NUMBERS = """\
@@ -147,10 +147,9 @@ def test_footnotes_are_those_of_the_rows_that_are_shown(make: Any) -> None:
     (line,) = [line for line in text.splitlines() if "62.00 ± 1.00" in line]
     assert " ".join(line.split()) == "fedgh personal 0 1 62.00 ± 2.83 62.00 ± 1.00 [1] +0.00 within 3 spreads"
     assert " 2.0 [1, 2] " in text
-    for form in (text, to_markdown(table), to_latex(table)):
+    for form in (text, to_markdown(table)):
         assert "Printed twice." in form
         assert "Of a row that is not here" not in form
-    assert r'\par [2] A "slip", 50 \% of it.' in to_latex(table)
     alone = compare_runs(load_runs([make.root / "local-0", make.root / "local-1"]))
     assert alone.sections[0].footnotes == {}
     assert "Printed twice" not in to_markdown(alone)

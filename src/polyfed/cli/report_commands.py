@@ -32,7 +32,7 @@ def report(
 ) -> None:
     """Table, curves and a page of finished runs.
 
-    Prints the table, and writes it (md, csv, tex), what each client has (csv), the curves (png, svg) and
+    Prints the table, and writes it (md, csv), what each client has (csv), the curves (png, svg) and
     report.html, one page with all of it.
 
     \b

@@ -1,17 +1,16 @@
-"""A comparison as people and machines read it: aligned text, Markdown, LaTeX, HTML for notebooks; CSV.
+"""A comparison as people and machines read it: aligned text, Markdown, HTML for notebooks; CSV.
 
 CSV holds accuracies in [0, 1] and exact bytes; the other formats show per cent and KiB/MiB.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.escaping import csv_text, markdown_text, visible
+from polyfed.escaping import csv_text, markdown_text
 from polyfed.markup import details, notes, paragraph
 from polyfed.records.main_score import ACCURACY, RMSE, MainScore
 from polyfed.report import client_scores
@@ -50,17 +49,6 @@ _HEADINGS = {"mae": "MAE", "r2": "R2"}  # figures that are no shares, but known 
 _CLASSES = {"own": "own\nclasses", "missing": "missing\nclasses"}
 _HELD_OUT = {"received": "held out,\nreceived", "after_training": "held out,\ntrained"}
 SubTable = tuple[str, list[Column]]  # title and columns
-_MINUS = re.compile(r"(?<!\w)-(?=\d)")
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "|": r"\textbar{}",
-    "<": r"$<$",
-    ">": r"$>$",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}
 
 
 # what is shown ---------------------------------------------------------------------------------------------------
@@ -374,56 +362,6 @@ def to_html(table: Table) -> str:
     return "".join([*parts, notes(table.notes)])
 
 
-def to_latex(table: Table) -> str:
-    """A ``table`` with ``booktabs`` rules for each section and each of its further tables; what leads is bold.
-
-    Of a section's own columns those that a paper shows; all are in the other formats.
-    """
-    blocks: list[str] = []
-    for section in table.sections:
-        (_, main), *more = sub_tables(section)
-        left_out = {column.heading for column in _metrics_of(section)}
-        left_out |= {*section.keys_of("by_stage"), "std\nclients", _TIME}
-        tables = [(section.caption, [column for column in main if column.heading not in left_out])]
-        tables += [(f"{title}. {section.caption}", columns) for title, columns in more]
-        blocks += [latex_table(*one) for one in tables[:-1]]
-        blocks.append(latex_table(*tables[-1], section.notes))
-    comments = "".join(f"% {' '.join(note.split())}\n" for note in table.notes)
-    return f"% needs \\usepackage{{booktabs,adjustbox}}\n{''.join(blocks)}{comments}"
-
-
-def latex_table(caption: str, columns: Sequence[Column], below: Sequence[str] = ()) -> str:
-    """A table that shrinks where it is wider than its column of text."""
-    cells: list[list[str]] = []
-    for column in columns:
-        texts = [escape_latex(text) for text in column.cells]
-        if not column.words:
-            texts = [_MINUS.sub("$-$", text) for text in texts]
-        cells.append([f"\\textbf{{{text}}}" if row in column.bold else text for row, text in enumerate(texts)])
-    rows = [" & ".join(row) for row in zip(*cells, strict=True)]
-    sides = "".join("l" if column.words else "r" for column in columns)
-    lines = [
-        "\\begin{table}",
-        "\\centering",
-        f"\\caption{{{escape_latex(caption)}}}",
-        f"\\begin{{adjustbox}}{{max width=\\columnwidth}}\\begin{{tabular}}{{{sides}}}",
-        "\\toprule",
-        " & ".join(escape_latex(column.title) for column in columns) + " \\\\",
-        "\\midrule",
-        *(f"{{}}{row} \\\\" if row.startswith("[") else f"{row} \\\\" for row in rows),  # "\\[" would ask for a space
-        "\\bottomrule",
-        "\\end{tabular}\\end{adjustbox}",
-        *(f"\\par {escape_latex(note)}" for note in below),
-        "\\end{table}\n",
-    ]
-    return "\n".join(lines)
-
-
-def escape_latex(text: str) -> str:
-    """Text of which no character means anything to LaTeX; blanks and line ends become one blank."""
-    return "".join(_LATEX.get(character, character) for character in visible(" ".join(text.split())))
-
-
 def to_text(table: Table, width: int = 100, metrics: bool = False, clients: bool = False) -> str:
     """Aligned plain text; long names wrap so that it fits ``width`` columns where the numbers leave room.
 
@@ -449,10 +387,10 @@ def to_text(table: Table, width: int = 100, metrics: bool = False, clients: bool
 
 
 def write(table: Table, folder: str | Path) -> list[Path]:
-    """Write ``comparison.md``, ``.csv``, ``.tex`` and ``comparison-clients.csv`` into the folder (made if
+    """Write ``comparison.md``, ``.csv`` and ``comparison-clients.csv`` into the folder (made if
     missing), each whole or not at all.
     """
     path = make_folder(folder)
-    texts = {".md": to_markdown(table), ".csv": to_csv(table), ".tex": to_latex(table)}
+    texts = {".md": to_markdown(table), ".csv": to_csv(table)}
     texts["-clients.csv"] = client_scores.to_csv([(section.clients, section.score) for section in table.sections])
     return [write_whole(path / f"comparison{end}", text.encode("utf-8")) for end, text in texts.items()]

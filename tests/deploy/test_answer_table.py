@@ -34,6 +34,13 @@ CASES: dict[str, dict[str, Any]] = {
     "closed-form": {"hyperparameters": {"features": 9}, "training": {"rounds": 3}},
     "own-plus-common": {"hyperparameters": {"features": 9}},
     "fedmd": PUBLIC,
+    "closed-form in sums": {"hyperparameters": {"features": 9}, "secure_sums": {"enabled": True}},
+    "fedavg in sums": {**ONE, "secure_sums": {"enabled": True}},
+}
+
+KINDS = {  # the first word of a row -> kind of envelope
+    **{"introduction": "hello", "training": "train", "scores": "score", "model": "finish", "end": "finish"},
+    **{"keys": "keys", "shares": "shares", "opening": "unmask"},
 }
 
 
@@ -72,7 +79,7 @@ def tensors_of(answer: Envelope) -> dict[str, Any]:
 
 def told_of(wire: Listening) -> dict[str, list[tuple[dict[str, Any], int]]]:
     """Kind of answer -> tensors and bytes of each. Scores that come with training are counted apart."""
-    found: dict[str, list[tuple[dict[str, Any], int]]] = {"hello": [], "train": [], "score": [], "finish": []}
+    found: dict[str, list[tuple[dict[str, Any], int]]] = {kind: [] for kind in KINDS.values()}
     for _, answer in wire.heard:
         facts = dict(json.loads(json.dumps(answer.facts)))
         scores = [facts.pop("score", None), facts.pop("kept", {})] if answer.kind == "train" else []
@@ -84,17 +91,16 @@ def told_of(wire: Listening) -> dict[str, list[tuple[dict[str, Any], int]]]:
 
 
 def rows_of(table: AnswerTable) -> dict[str, list[Any]]:
-    kinds = {"introduction": "hello", "training": "train", "scores": "score", "model": "finish", "end": "finish"}
-    found: dict[str, list[Any]] = {"hello": [], "train": [], "score": [], "finish": []}
+    found: dict[str, list[Any]] = {kind: [] for kind in KINDS.values()}
     for one in table.answers:
-        found[kinds[one.name.split()[0].strip(",")]].append(one)
+        found[KINDS[one.name.split()[0].strip(",")]].append(one)
     return found
 
 
 @pytest.mark.parametrize("method", CASES)
 def test_a_run_is_what_the_table_says(method: str, tmp_path: Path) -> None:
     """All counts and tensors are reached; bytes are no more, and of uploads of one size exactly these."""
-    recipe = recipe_of(method, **CASES[method])
+    recipe = recipe_of(method.split()[0], **CASES[method])
     own: Mapping[str, Any] = {"share-model": True}
     wire = Listening(recipe, tmp_path / "nodes", configs={0: own})
     serve(recipe, wire, out=tmp_path / "run")
@@ -103,11 +109,12 @@ def test_a_run_is_what_the_table_says(method: str, tmp_path: Path) -> None:
     for kind, answers in told.items():
         assert len(answers) == sum(row.usual for row in rows[kind]), kind
         assert sum(size for _, size in answers) <= sum(row.usual * row.nbytes for row in rows[kind]), kind
-        assert max(size for _, size in answers) <= max(row.nbytes for row in rows[kind]), kind
-        named = {name.split(" ")[0] if kind == "train" else name for row in rows[kind] for name in row.tensors}
-        sent = {name for tensors, _ in answers for name in tensors}
-        assert sent == ({name.rsplit(" ", 2)[0] for name in named} if kind == "finish" else named), kind
-    assert sum(size for _, size in told["hello"]) == rows["hello"][0].nbytes
+        assert max((size for _, size in answers), default=0) <= max((row.nbytes for row in rows[kind]), default=0), kind
+        named = {tensor.rsplit(" ", 2)[0] for row in rows[kind] for tensor in row.tensors}
+        assert {name for tensors, _ in answers for name in tensors} == named, kind
+    for kind in ("hello", "keys", "shares", "unmask"):
+        assert sum(size for _, size in told[kind]) == sum(row.usual * row.nbytes for row in rows[kind])
+    assert any(told["keys"]) == ("sums" in method)
     assert told["finish"][0][1] == rows["finish"][0].nbytes
 
 

@@ -139,6 +139,10 @@ class AnswerLimits:
         where = "all rounds" if self._method.same_addends else _when(task)
         self._count(f"totals in {where}", digest, self.runs)
 
+    def most_totals(self, times: int) -> int:
+        """Totals that it helps to open, where a run of the recipe asks so many times."""
+        return self.runs if self._method.same_addends else self.runs * times
+
     def _most_scores(self, lengths: Collection[int]) -> int:
         """Answers with scores that the recipe's own schedule needs: of its evaluated rounds, and of a final one.
 

@@ -25,6 +25,7 @@ from polyfed.core.releases import Release
 from polyfed.core.upload_forms import UploadContext
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.deploy.answer_limits import AnswerLimits, scores_with_job
+from polyfed.deploy.masked_sums import Participant
 from polyfed.deploy.node import Node, NodeTask
 from polyfed.deploy.node_config import NodeConfig, data_of_node
 from polyfed.deploy.protocol import TaskRequest, decode_body, shared_config
@@ -41,8 +42,7 @@ from polyfed.errors import RunError
 from polyfed.experiments.build import assign_architectures, build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.trial_rounds import TrialRounds
-from polyfed.report.text_tables import NOT_KNOWN, Column, render_text, wrapped
-from polyfed.units import human_bytes
+from polyfed.report.text_tables import NOT_KNOWN, Column, formatted, render_text, size, wrapped
 
 __all__ = ["Answer", "AnswerTable", "answer_table", "facts_nbytes"]
 
@@ -50,12 +50,6 @@ _NUMBER = 8  # bytes
 _FIGURES = ("loss", "steps", "samples", "whether weights are new", "why nothing counts")  # beside an upload
 _SHOWN = 6  # names of an answer's tensors, and of its figures
 _WIDTH = 120  # columns
-_HIDING = {
-    "upload": "noise on the upload",
-    "training": "noise in training",
-    "sums": "noise on the sums",
-    "features": "noise on the features",
-}
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ class Answer:
     Attributes:
         name: "training, round 1", say.
         usual: how many a run of the recipe asks for, at most. most: how many different ones the node gives, over all
-            restarts and runs of this recipe.
+            restarts and runs of this recipe; None: any number, as they tell of no rows.
         tensors: name, shape and type of each. figures: names of all else.
         nbytes: of one, at most.
         rows: how many it tells of; 0: none. part: which those are.
@@ -75,7 +69,7 @@ class Answer:
 
     name: str
     usual: int
-    most: int
+    most: int | None
     tensors: tuple[str, ...]
     figures: tuple[str, ...]
     nbytes: int
@@ -86,9 +80,14 @@ class Answer:
     epsilon_at_most: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def nbytes_at_most(self) -> int | None:
+        """Of all answers together."""
+        return None if self.most is None else self.nbytes * self.most
+
+    @property
     def bits_per_row(self) -> float | None:
         """Of all answers together, at most, as if each bit told of rows; None: it tells of none."""
-        return 8 * self.nbytes * self.most / self.rows if self.rows else None
+        return 8 * self.nbytes_at_most / self.rows if self.rows and self.nbytes_at_most is not None else None
 
     def fields(self) -> dict[str, Any]:
         """For machines."""
@@ -156,7 +155,7 @@ class _Trial:
         federation.plugins.append(recorder)
         TrialRounds(federation, self._number).play()
         self._uploads = recorder.uploads
-        self._stages = federation.stages
+        self._stages, self._clients = federation.stages, len(federation.clients)
         self._message = self._method.broadcast(federation.server, self._number) or None
         chosen = federation.model_factory.chosen
         facts = {
@@ -177,7 +176,13 @@ class _Trial:
         rows = ", ".join(f"{len(getattr(data, part))} {part}" for part in ("train", "validation", "test"))
         return AnswerTable(
             f"What the node of client {self._number} sends at most ({self._method.name}; rows: {rows})",
-            (hello, *(self._training(*each) for each in sent), self._scores(), self._model()),
+            (
+                hello,
+                *(self._training(*each) for each in sent),
+                *self._masks(sum(times for _, upload, times in sent if upload.totals)),
+                self._scores(),
+                self._model(),
+            ),
             self._recipe.privacy.delta,
             *self._epsilons([(upload, times) for _, upload, times in sent]),
         )
@@ -215,29 +220,42 @@ class _Trial:
             upload.nbytes + _NUMBER * len(figures),
             self._client.n,
             "training",
-            tuple(dict.fromkeys([*(_HIDING[one.what] for one in upload.releases), *upload.totals])),
+            tuple(dict.fromkeys([*(f"noise on {one.what}" for one in upload.releases), *upload.totals])),
             *self._epsilons([(upload, times)]),
         )
+
+    def _masks(self, sums: int) -> Iterator[Answer]:
+        """Answers by which clients agree on the masks of so many sums, and take them off the totals."""
+        if not sums:
+            return
+        own, other = (Participant(bytes(32), client, "trial") for client in (0, 1))
+        keys = {0: own.keys(), 1: other.keys()}
+        sealed = other.shares(keys, 2)[0]
+        opened = own.unmask(keys, {1: sealed}, [1])[1]
+        everybody, totals = self._clients, self._limits.most_totals(sums)
+        yield Answer("keys of a sum", sums, None, (), ("public keys",), len(keys[0].hex()))
+        yield Answer("shares of masks", sums, None, (), ("encrypted ones",), everybody * len(sealed.hex()))
+        yield Answer("opening a total", sums, totals, (), ("shares of masks",), everybody * len(opened.hex()))
 
     def _scores(self) -> Answer:
         """By test and validation rows, right after training, too, where the recipe asks for that."""
         found = self._node.scores(self._message, ["test", "validation"])
         facts = {part: score_to_json(replace(score, pairs=score.pairs[:0])) for part, score in found.items()}
-        size = facts_nbytes(facts)
+        nbytes = facts_nbytes(facts)
         figures = [f"{name} of {part} rows" for part, score in found.items() for name in score.figures]
         tests = {part: score for part, score in found.items() if part == "test"}
         figures += [f"the same by '{other}'" for score in tests.values() for other in score.others]
         classes = len(self._hello["class_names"])
         data = self._client.data
         if COUNTS in figures_of(self._recipe.evaluation, {}):
-            size += 3 * _NUMBER * min(len(data.test), classes**2)
+            nbytes += 3 * _NUMBER * min(len(data.test), classes**2)
             figures.append("counts of the pairs of classes")
         if "after_training" in self._stages:
-            size += size - facts_nbytes(facts.get("validation", {}))
+            nbytes += nbytes - facts_nbytes(facts.get("validation", {}))
         usual = self._usual_scores()
         rows = len(data.test) + len(data.validation)
         most = self._limits.most("score", usual)
-        return Answer("scores", usual, most, (), tuple(figures), size, rows, "test and validation")
+        return Answer("scores", usual, most, (), tuple(figures), nbytes, rows, "test and validation")
 
     def _usual_scores(self) -> int:
         """Answers with scores in a run: to jobs, and to requests to score what the client receives."""
@@ -390,12 +408,10 @@ def _page(table: AnswerTable) -> Iterator[str]:
     columns = [
         Column("answer", [one.name for one in answers], words=True),
         Column("in a run", [str(one.usual) for one in answers]),
-        Column("at most", [str(one.most) for one in answers]),
-        Column("bytes\nof one", [human_bytes(one.nbytes) for one in answers]),
-        Column("bytes\nat most", [human_bytes(one.nbytes * one.most) for one in answers]),
-        Column(
-            "bits\na row", [NOT_KNOWN if one.bits_per_row is None else f"{one.bits_per_row:,.0f}" for one in answers]
-        ),
+        Column("at most", ["any" if one.most is None else str(one.most) for one in answers]),
+        Column("bytes\nof one", [size(one.nbytes) for one in answers]),
+        Column("bytes\nat most", [size(one.nbytes_at_most) for one in answers]),
+        Column("bits\na row", [formatted(one.bits_per_row, ",.0f") for one in answers]),
         Column("of rows", [one.part or NOT_KNOWN for one in answers], words=True),
         Column("hidden by", [", ".join(one.hidden_by) or "nothing" for one in answers], words=True),
         Column("epsilon", [_epsilons(one.epsilon, one.epsilon_at_most) for one in answers], words=True),

@@ -12,7 +12,8 @@ is started anew for every request, and has its disk alone from one to the next. 
 3. (FedAvg) training of networks that it has planted: neurons of the first layer fire for rows above a threshold each,
    so that the changes of neighbors differ by the rows between their thresholds (Fowl et al., ICLR 2022,
    arXiv:2110.13057). A row counts as rebuilt where all 64 pixels are right;
-4. scores of networks that always predict one class: how many test rows it has.
+4. scores of networks that always predict one class: how many test rows it has;
+5. (secure sums) sums without others, and a sum in which it has invented all others.
 
 Bits a row are those of all different answers to 2, as if each bit told something; in a run, of an honest server's.
 """
@@ -32,8 +33,9 @@ import torch
 from torch import Tensor
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.message import State, flatten, unflatten
+from polyfed.core.message import ADDENDS, State, flatten, unflatten
 from polyfed.deploy.answer_table import answer_table, facts_nbytes
+from polyfed.deploy.masked_sums import MaskOfTotal, Participant
 from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Envelope, Kind, decode_body, shared_config
@@ -41,6 +43,7 @@ from polyfed.engine.wire import encode
 from polyfed.errors import PolyfedError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
+from polyfed.functional import fixed_point
 
 BASE: Mapping[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 3, "limit_train": 400, "split": "6:1:3"},
@@ -58,7 +61,12 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "method": {"name": "closed-form", "features": 64, "unit_features": True},
         "privacy": {"noise_multiplier": 2.0},
     },
+    "closed-form, secure sums": {
+        "method": {"name": "closed-form", "features": 64},
+        "secure_sums": {"enabled": True},
+    },
 }
+EXTRA = ("rows_rebuilt", "classes_counted", "own_counts_by_invented_others")
 LEVELS = 16  # steps between black and white
 SPREAD = 4.0  # of rows in the planted direction
 MOVED = 1e-6  # by which a repeated question differs
@@ -234,6 +242,40 @@ def count_classes(server: Server) -> int:
     return known
 
 
+# 5. sums ------------------------------------------------------------------------------------------------------------
+
+
+def invent_others(server: Server) -> bool:
+    """Whether the server gets the client's own class counts out of a sum of which all other clients are its own."""
+    place = {"round": 1, "experiment": "0" * 16}
+    name = json.dumps([place["experiment"], 1, 0, False, "0" * 16])
+    others = {number: Participant(bytes([number]) * 32, number, name) for number in (1, 2)}
+    everybody, rows = [0, *others], 240
+    asked: dict[str, Any] = {"name": "0" * 16, "all_rows": rows}
+
+    def ask(kind: Kind) -> Envelope:
+        answer = server.ask(kind, server.message, **place, sum=asked)
+        assert answer is not None, f"the node takes no part in a sum ({kind})"
+        return answer
+
+    keys = {0: bytes.fromhex(ask("keys").facts["keys"]), **{number: one.keys() for number, one in others.items()}}
+    asked |= {"clients": everybody, "keys": [keys[number].hex() for number in everybody]}
+    shares = {0: dict(zip(everybody, map(bytes.fromhex, ask("shares").facts["shares"]), strict=True))}
+    shares |= {number: one.shares(keys, 2) for number, one in others.items()}
+    asked |= {"sharers": everybody}
+    masked = decode_body(ask("train").body)[ADDENDS]
+    limbs = fixed_point.limbs_of(masked)
+    limbs = limbs + sum(one.mask(torch.zeros_like(limbs), keys, everybody) for one in others.values())
+    opened = {
+        number: one.unmask(keys, {sharer: shares[sharer][number] for sharer in everybody}, everybody)
+        for number, one in others.items()
+    }
+    mask = MaskOfTotal(keys, everybody, everybody, opened)
+    total = fixed_point.decode(fixed_point.from_limbs(limbs - mask.limbs(len(limbs)), masked), rows)
+    own = server.federation.clients[0].data.train.y.bincount(minlength=server.federation.classes)
+    return bool(torch.equal(total["counts"].round().long(), own))
+
+
 # all of it ---------------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +311,8 @@ def play(case: str, times: int) -> dict[str, Any]:
         }
         if case.startswith("fedavg"):
             entry["rows_rebuilt"] = rebuild(Server(recipe, Path(folder, "planted")))
+        if "secure_sums" in CASES[case]:
+            entry["own_counts_by_invented_others"] = invent_others(Server(recipe, Path(folder, "summed")))
         return {**entry, "classes_counted": count_classes(Server(recipe, Path(folder, "scored")))}
 
 
@@ -278,7 +322,7 @@ def print_table(entries: Sequence[Mapping[str, Any]]) -> None:
         kinds = ("train", "score", "finish")
         told = ", ".join(f"{kind} {entry[kind]['different']} of {entry[kind]['at_most']}" for kind in kinds)
         bits = f"{entry['bits_a_training_row']} bits a row, in a run {entry['of_a_run']}"
-        more = ", ".join(f"{key} {entry[key]}" for key in ("rows_rebuilt", "classes_counted") if key in entry)
+        more = ", ".join(f"{key} {entry[key]}" for key in EXTRA if key in entry)
         print(f"{entry['case']:28} {entry['beyond']['answered']} beyond; {told}; {bits}; {more}")
 
 

@@ -96,11 +96,13 @@ def test_the_page_has_what_the_hostile_server_got() -> None:
 
 
 @pytest.mark.slow
-def test_sums_of_a_closed_form_are_one_answer_whatever_is_asked() -> None:
-    played = runpy.run_path(str(ROOT / "benchmarks" / "hostile_server.py"))["play"]("closed-form", 2)
+@pytest.mark.parametrize("case", ["closed-form", "closed-form, secure sums"])
+def test_sums_of_a_closed_form_are_one_answer_whatever_is_asked(case: str) -> None:
+    played = runpy.run_path(str(ROOT / "benchmarks" / "hostile_server.py"))["play"](case, 2)
     assert played["train"]["different"] == 1
     assert played["beyond"]["answered"] == 0
     assert played["score"]["different"] <= played["score"]["at_most"]
+    assert ("secure" in case) == played.get("own_counts_by_invented_others", False)
 
 
 def test_the_bare_loop_takes_the_steps_of_the_library() -> None:

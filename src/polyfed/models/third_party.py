@@ -27,9 +27,7 @@ from polyfed.errors import ConfigError, MissingPackage, kind_and_line
 from polyfed.functional.modes import eval_mode
 from polyfed.models.adapt import split
 from polyfed.models.networks import check_request
-from polyfed.models.networks.vit import DEPTHS, LARGE, from_timm
 from polyfed.models.split import SplitModel
-from polyfed.registry import MODELS
 
 FIRST_BLOCKS = (  # what ends the extractor unless the name says otherwise: the first of these that can be cut after
     "layer1", "stages.0", "trunk_output.block1", "denseblock1", "encoder_layer_0", "blocks.0", "layers.0", "layer.0",
@@ -37,9 +35,6 @@ FIRST_BLOCKS = (  # what ends the extractor unless the name says otherwise: the 
 )  # fmt: skip
 _PRETRAINED = "?pretrained"
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")  # a split network has no place for such heads
-_TRAINED = {f"vit-s{depth}": "vit_small_patch16_224" for depth in DEPTHS} | {  # networks of the zoo -> those of timm
-    f"vit-s{depth}-half": "vit_tiny_patch16_224" for depth in DEPTHS
-}
 
 
 def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int], nn.Module] | None:
@@ -49,13 +44,11 @@ def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int
     """
     plain, mark, wanted = name.partition("?")
     package, _, called = plain.partition(":")
-    if mark and (mark + wanted != _PRETRAINED or (package not in _MAKERS and plain not in _TRAINED)):
+    if mark and (mark + wanted != _PRETRAINED or package not in _MAKERS):
         raise ConfigError(
-            f"model '{name}': expected '{_PRETRAINED}' behind the name of a network of timm, torchvision or hf, or "
-            f"behind vit-s8 to vit-s12, got '{mark}{wanted}' behind '{plain}'"
+            f"model '{name}': expected '{_PRETRAINED}' behind the name of a network of timm, torchvision or hf, "
+            f"got '{mark}{wanted}' behind '{plain}'"
         )
-    if mark and plain in _TRAINED:
-        return functools.partial(_trained, name, plain, fetch)
     if package not in _MAKERS:
         return None
 
@@ -69,20 +62,6 @@ def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int
     return build
 
 
-def _trained(name: str, plain: str, fetch: bool, in_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A Vision Transformer of the zoo, with the first blocks and all else but the head of timm's."""
-    _, *sides = check_request(plain, in_shape, classes)
-    if min(sides) < LARGE:
-        raise ConfigError(
-            f"'{name}' expects images of at least {LARGE} x {LARGE}, which are cut into the patches of its weights, "
-            f"got {sides[0]} x {sides[1]}; set data.image_size = 224, or leave '{_PRETRAINED}' out"
-        )
-    model: nn.Module = MODELS[plain](tuple(in_shape), classes)
-    if fetch:
-        load_weights(model, from_timm(fetch_weights("timm", _TRAINED[plain], tuple(in_shape), classes)), name, classes)
-    return model
-
-
 def pretrained_normalization(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Mean and std per channel, in 0..1, of the images that the weights of ``...?pretrained`` were trained with.
 
@@ -90,9 +69,6 @@ def pretrained_normalization(name: str) -> tuple[tuple[float, ...], tuple[float,
     """
     plain, mark, _ = re.split("[@#]", name)[0].partition("?")
     package, _, called = plain.partition(":")
-    if plain in _TRAINED:
-        package = "timm"
-        called = _TRAINED[plain]
     found = read_normalization(package, called) if mark else None
     return None if found is None else (tuple(map(float, found[0])), tuple(map(float, found[1])))
 

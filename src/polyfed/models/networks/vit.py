@@ -6,8 +6,7 @@ token, positions and the first block; intermediate = blocks 2 to depth, and the 
 that s_in is 197 x 384 for 224 x 224 images and 65 x 384 for 32 x 32. Every tensor of a shallower model has the name and
 shape it has in the deepest, so layers can be averaged by name.
 
-FedIN's figures (arXiv 2304.00759, Table 2) want weights trained on ImageNet; these start from random ones, and as
-`vit-s8?pretrained` (for images of 128 pixels a side and more) from the first blocks of timm's ViT-S/16 or ViT-Ti/16.
+FedIN's figures (arXiv 2304.00759, Table 2) want weights trained on ImageNet; these start from random ones.
 `vit-sN-half` is half as wide (192, 3 heads, 768: the width of DeiT-Ti), for machines that carry no more; `vit-xs` has 4
 blocks of width 96 with 3 heads and patches of 8 x 8 (468 778 parameters for 32 x 32 images). Another depth,
 width or patch: `vision_transformer`, called from a builder of your own.
@@ -19,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,8 +29,7 @@ from polyfed.models.split import SequentialSplit, SplitModel
 
 DEPTHS = (8, 9, 10, 11, 12)
 _WIDTH, _HEADS = 384, 6
-LARGE = 128  # pixels a side; from here on patches are of 16 pixels a side, below of 4
-_TIMM_TOKENS = {"cls_token": "class_token", "pos_embed": "positions", "patch_embed": "patches"}
+_LARGE = 128  # pixels a side; from here on patches are of 16 pixels a side, below of 4
 _STD = 0.02  # initial positions, class token and linear layers, as in DeiT (arXiv 2012.12877)
 
 
@@ -146,7 +143,7 @@ def vision_transformer(
     """
     channels, height, breadth = check_request(name, in_shape, classes)
     if patch is None:
-        patch = 16 if min(height, breadth) >= LARGE else 4
+        patch = 16 if min(height, breadth) >= _LARGE else 4
     if min(depth, patch, width, heads) < 1 or width % heads:
         raise ConfigError(
             f"{name} needs depth, patch, width and heads of at least 1, and a width that heads divides, got depth "
@@ -166,26 +163,6 @@ def vision_transformer(
     body["class_token"] = ClassToken()
     body["norm"] = nn.LayerNorm(width, eps=1e-6)
     return _initialized(SequentialSplit(extractor, nn.Sequential(body), nn.Linear(width, classes), architecture=name))
-
-
-def from_timm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of one of timm's Vision Transformers under the names that they have here; its head is left out.
-
-    >>> list(from_timm({"cls_token": torch.zeros(1, 1, 4), "blocks.7.attn.proj.bias": torch.zeros(4)}))
-    ['extractor.tokens.class_token', 'intermediate.block8.attention.out.bias']
-    """
-    named = {}
-    for name, tensor in weights.items():
-        first, *rest = name.split(".")
-        inner = ".".join(rest[1:]).replace("attn.proj.", "attention.out.").replace("attn.", "attention.")
-        if first == "blocks":
-            block = int(rest[0]) + 1
-            named[f"{'extractor' if block == 1 else 'intermediate'}.block{block}.{inner}"] = tensor
-        elif first == "norm":
-            named[f"intermediate.{name}"] = tensor
-        elif first in _TIMM_TOKENS:
-            named[".".join(["extractor.tokens", _TIMM_TOKENS[first], *rest[1:]])] = tensor
-    return named
 
 
 def _initialized(model: SplitModel) -> SplitModel:

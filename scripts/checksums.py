@@ -130,7 +130,6 @@ FEATURES: dict[str, Case] = {
     "DP-SGD": Case("fedavg", ("privacy.max_grad_norm=1.0", "privacy.noise_multiplier=1.0")),
     "median": Case("fedavg", ("robust_aggregation.aggregator=median", "adversaries.sign_flip_fraction=0.2")),
     "Krum": Case("fedavg", ("robust_aggregation.aggregator=multi_krum", "adversaries.label_flip_fraction=0.2")),
-    "bounded norms": Case("fedgh", ("robust_aggregation.max_update_norm=20.0",)),
     "final round": Case("fedrep", ("methods.fedrep.final_head_epochs=2",)),
     "final average": Case("fedhenn-homogeneous", ("methods.fedhenn-homogeneous.final_average=true",)),
     "early stop": Case("local", ("training.rounds=8", "evaluation.patience=1", "evaluation.min_delta=0.2")),

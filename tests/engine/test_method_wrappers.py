@@ -100,7 +100,6 @@ def test_resumed_as_if_never_stopped(method: Method, tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"robust_aggregation": RobustAggregation(aggregator="median")}, r"expected no \[robust_aggregation\]"),
-        ({"robust_aggregation": RobustAggregation(max_update_norm=1.0)}, r"expected no \[robust_aggregation\]"),
         ({"devices": Devices(profiles=["phone-mid"], round_timeout=3.0)}, "expected no devices.round_timeout"),
     ],
 )

@@ -140,7 +140,6 @@ CASES: dict[str, Refused] = {
         f"robust_aggregation.aggregator = 'median' {NO_UPLOADS}", aggregator="median"
     ),
     "robust_aggregation.byzantine_fraction": refused("set aggregator to", byzantine_fraction=0.3),
-    "robust_aggregation.max_update_norm": refused(NO_UPLOADS, max_update_norm=1.0),
     "robust_aggregation.max_magnitude": refused(NO_UPLOADS, max_magnitude=10.0),
     "adversaries.sign_flip_fraction": refused(NO_UPLOADS, sign_flip_fraction=0.2),
     "adversaries.attack_scale": refused("set sign_flip_fraction above 0", attack_scale=3.0),

@@ -24,7 +24,7 @@ _LOOKED_AT = 64  # rows of a client, to know how large its inputs are
 _LARGE = 100  # where inputs that are standardized, or in [0, 1], are about 1
 _OF_UPLOADS = {
     "privacy": ("upload_clip_norm", "upload_noise_multiplier"),
-    "robust_aggregation": ("aggregator", "max_update_norm", "max_magnitude"),
+    "robust_aggregation": ("aggregator", "max_magnitude"),
     "adversaries": ("sign_flip_fraction",),
     "secure_sums": ("enabled",),
     "devices": ("round_timeout", "buffer_size"),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, flatten
+from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import MOST
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.plugin import Plugin, Rejected, Setup
 from polyfed.engine.round_state import Round
-from polyfed.engine.uploads import base_tensors, has_upload, iter_tensors
+from polyfed.engine.uploads import has_upload, iter_tensors
 from polyfed.errors import ConfigError
 from polyfed.functional import robust
 from polyfed.plugins.settings import RobustAggregation
@@ -74,7 +74,7 @@ class RobustAggregator(Plugin):
         """A rule can be applied to what the method uploads."""
         method = setup.method
         rule = self.settings.aggregator
-        if method.is_alone and (rule != "none" or self.settings.max_update_norm):
+        if method.is_alone and rule != "none":
             raise ConfigError(
                 f"{method.name}, alone: expected no [robust_aggregation], got one, which holds clients' uploads "
                 "to one another where no client has others beside it"
@@ -84,7 +84,7 @@ class RobustAggregator(Plugin):
         for entry, reason in method.fixed_entries.items():
             raise ConfigError(
                 f"robust_aggregation.aggregator: expected uploads that can be held to one another, got {method.name}, "
-                f"which sends '{entry}': {reason}; with aggregator 'none' max_update_norm still holds"
+                f"which sends '{entry}': {reason}"
             )
         if rule in ("median", "trimmed_mean") and method.unaligned_entries:
             raise ConfigError(
@@ -108,14 +108,14 @@ class RobustAggregator(Plugin):
     def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
         """The upload itself; what no later plugin changes, and the server would refuse, is not sent."""
         fixed = {name: value for name, value in upload.items() if name in method.fixed_entries}
-        reason = rejection_reason(self.settings, method, client.classes, fixed, received)
+        reason = rejection_reason(self.settings, client.classes, fixed)
         if reason is not None:
             raise Rejected(reason)
         return upload
 
     def decode(self, upload: Message, job: TrainJob, method: Method) -> Message:
         """The upload itself."""
-        reason = rejection_reason(self.settings, method, job.client.classes, upload, job.message)
+        reason = rejection_reason(self.settings, job.client.classes, upload)
         if reason is not None:
             raise Rejected(reason)
         return upload
@@ -133,20 +133,16 @@ class RobustAggregator(Plugin):
         return {self.name: {**vars(done), "left_out": sorted(done.left_out)}}
 
 
-def rejection_reason(
-    settings: RobustAggregation, method: Method, classes: int, message: Message, received: Message
-) -> str | None:
+def rejection_reason(settings: RobustAggregation, classes: int, message: Message) -> str | None:
     """Why an upload is refused, if it is: for its size, or because its "labels" would set rows apart from all others'.
 
     No number may be larger than `robust_aggregation.max_magnitude`, and none that stands alone (a count of steps, of
     parameters) larger than what any count can be: squares and sums of such numbers are finite, so that one upload
     spoils no arithmetic. Numbers in float64 are sums of squares, of inputs in any unit: with the default they may be as
-    large as the square of any number in float32. Of a group of the method's `delta_entries` the size is the L2 norm of
-    the change since `received`, of any other tensor the root mean square of its rows' L2 norms; whole numbers and
-    single numbers have none.
+    large as the square of any number in float32.
 
     Args:
-        classes: of the task. message: finite. received: what the client was sent.
+        classes: of the task. message: finite.
     """
     for entry, name, tensor in iter_tensors(message):
         bound = settings.max_magnitude if tensor.dim() else MOST
@@ -165,25 +161,7 @@ def rejection_reason(
         distinct = labels.unique()
         if len(distinct) < labels.numel() or bool(((distinct < 0) | (distinct >= classes)).any()):
             return f"expected 'labels' that are classes below {classes}, each once, got others"
-    if not settings.max_update_norm:
-        return None
-    for entry, value in message.items():
-        size = max(_sizes(value, base_tensors(method, entry, value, received)), default=0.0)
-        if not size <= settings.max_update_norm:
-            setting = f"robust_aggregation.max_update_norm = {settings.max_update_norm:g}"
-            return f"the norm of '{entry}' is {size:.4g}, above {setting}"
     return None
-
-
-def _sizes(value: Tensor | Group, base: Group) -> Iterator[float]:
-    """Of an entry of an upload; see `rejection_reason`. base: what was sent down of it, where it is a change."""
-    squares = 0.0
-    for name, tensor in floats_of({"": value}):
-        if name is None or name not in base:
-            yield _size(tensor)
-        else:
-            squares += float((tensor.double() - base[name].to(tensor).double()).square().sum())
-    yield math.sqrt(squares)
 
 
 def apply_rule(

@@ -47,7 +47,7 @@ class RobustAggregation(Settings):
     """
 
     _place: ClassVar[tuple[str, ...]] = ("robust_aggregation",)
-    _switches: ClassVar[tuple[str, ...]] = ("aggregator", "max_update_norm", "max_magnitude")
+    _switches: ClassVar[tuple[str, ...]] = ("aggregator", "max_magnitude")
 
     aggregator: Literal["none", "median", "trimmed_mean", "geometric_median", "multi_krum", "norm_clipping"] = Field(
         "none", description="what takes the place of clients' weights and class means, or whom it leaves out"
@@ -56,9 +56,6 @@ class RobustAggregation(Settings):
         float, Field(gt=0, lt=0.5), ActsWith("aggregator", ("trimmed_mean", "multi_krum"))
     ] = Field(
         0.2, description="trimmed_mean, multi_krum: of the clients that are supposed to be adversarial, rounded up"
-    )
-    max_update_norm: Finite = Field(
-        0.0, description="largest norm of an entry of an upload, of weights the change; above it is refused; 0: none"
     )
     max_magnitude: Finite = Field(
         1e6,

@@ -191,10 +191,13 @@ def test_prediction_and_export_on_a_new_file_with_missing_values(tmp_path: Path,
     torch.testing.assert_close(scores.double(), stated.double(), rtol=1e-4, atol=1e-4)
 
 
-def test_nodes_with_their_own_files_get_the_models_of_a_simulation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sections", [{}, {"secure_sums": {"enabled": True, "min_clients": 3}}])
+def test_nodes_with_their_own_files_get_the_models_of_a_simulation(
+    tmp_path: Path, sections: dict[str, dict[str, Any]]
+) -> None:
     clinics(tmp_path / "data")
-    simulated = run(recipe(tmp_path / "data"), out=tmp_path / "run")
-    settings = recipe(tmp_path / "data").to_dict()
+    simulated = run(recipe(tmp_path / "data", **sections), out=tmp_path / "run")
+    settings = recipe(tmp_path / "data", **sections).to_dict()
     names = ["north", "south", "west"]
     settings["data"] |= {"num_clients": 3, "class_names": ["ill", "well"]}
     del settings["run"]
@@ -202,6 +205,7 @@ def test_nodes_with_their_own_files_get_the_models_of_a_simulation(tmp_path: Pat
     wire = Nearby(pf.Recipe.from_dict(settings), tmp_path, range(3), configs)
     served = serve(wire.recipe, wire, out=tmp_path / "served", deadline=5)
     assert served.history[0]["accuracy_per_client"] == simulated.history[0]["accuracy_per_client"]
+    assert served.history[0]["server"] == pytest.approx(simulated.history[0]["server"], rel=1e-3)
     hellos = [line["claims"] for line in event_log(tmp_path / "served") if line["event"] == "hello"]
     assert [hello["columns"] for hello in hellos] == [[0, 1, 4], [1, 2, 4], [0, 2, 3]]
     assert all(not any(hello["mean"]) for hello in hellos)

@@ -267,7 +267,7 @@ class Method:
             aggregation compares them, like `delta_entries` and rows by "labels" (`plugins.robust_aggregation`).
         unaligned_entries: entries with a row per label that are features of the clients' own networks, so that numbers
             are not comparable between clients: coordinate-wise aggregators do not apply.
-        same_addends: whether a client's `addends` are the same in every round, as its rows are.
+        same_addends: whether a client's `addends` in an exchange are the same in every round, as its rows are.
         ignores_initial_weights: for a client without weights of its own, `receive` overwrites the whole network without
             reading it, so that the engine need not draw initial weights. Not inherited by a class that overrides
             `receive` or `broadcast`.

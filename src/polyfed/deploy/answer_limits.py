@@ -136,12 +136,16 @@ class AnswerLimits:
         Raises:
             RunError: it would be one too many of the same addends, or cannot be noted.
         """
-        where = "all rounds" if self._method.same_addends else _when(task)
+        where = _when(task)
+        if self._method.same_addends:
+            exchanges = self._method.final_exchanges() if task.is_final else self._method.exchanges(task.round)
+            where = f"all rounds, exchange {exchanges[task.exchange_index].name}"
         self._count(f"totals in {where}", digest, self.runs)
 
     def most_totals(self, times: int) -> int:
         """Totals that it helps to open, where a run of the recipe asks so many times."""
-        return self.runs if self._method.same_addends else self.runs * times
+        names = {exchange.name for exchange in self._method.exchanges(1)}
+        return self.runs * (len(names) if self._method.same_addends else times)
 
     def _most_scores(self, lengths: Collection[int]) -> int:
         """Answers with scores that the recipe's own schedule needs: of its evaluated rounds, and of a final one.

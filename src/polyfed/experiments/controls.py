@@ -54,8 +54,9 @@ def own(base: Recipe, source: DatasetSource) -> list[Recipe]:
     Raises:
         ConfigError: some clients are hostile, or are held out.
     """
-    # no weights are kept, as those are of networks that nobody trained
-    return [_plain(base, control).with_run(keep="nothing") for control in rows_of_data(source)]
+    # no weights are kept, as those are of networks that nobody trained; but a table is of rows of the same round
+    keep = "best" if base.run.keep == "best" else "nothing"
+    return [_plain(base, control).with_run(keep=keep) for control in rows_of_data(source)]
 
 
 def pooled(base: Recipe) -> Recipe:

@@ -30,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fd": {"evaluation": {"metrics": ["confusion"]}},
     "fedavg": {**ONE, "evaluation": {"extra_stages": ["personal"]}, "training": {"rounds": 4}},
     "fedrep": {**ONE, "hyperparameters": {"final_head_epochs": 1}, "evaluation": {"every_n_rounds": 2}},
-    "heterofl": ONE,
+    "heterofl": {**ONE, "training": {"rounds": 4}},
     "closed-form": {"hyperparameters": {"features": 9}, "training": {"rounds": 3}},
     "own-plus-common": {"hyperparameters": {"features": 9}},
     "fedmd": PUBLIC,
@@ -161,10 +161,10 @@ def test_a_node_with_its_own_rows_and_network(tmp_path: Path, capsys: pytest.Cap
     words = ["deploy", "check", "--recipe", str(tmp_path / "recipe.toml"), "--node-config", config]
     assert cli.status([*words, "--json"]) == 0
     table = json.loads(capsys.readouterr().out)
-    training = next(one for one in table["answers"] if one["name"] == "training, later rounds")
-    assert training["most"] == 10
+    training = next(one for one in table["answers"] if one["name"] == "training, each round")
+    assert training["most"] == 20
     assert "labels 2 int32" in training["tensors"]
-    assert training["bits_per_row"] == pytest.approx(8 * training["nbytes"] * 10 / training["rows"])
+    assert training["bits_per_row"] == pytest.approx(8 * training["nbytes"] * 20 / training["rows"])
     assert not (tmp_path / "s").exists()
     assert cli.status(words) == 0
     assert "What the node of client 3 sends at most (fedproto; rows: " in capsys.readouterr().out

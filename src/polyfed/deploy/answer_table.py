@@ -199,8 +199,9 @@ class _Trial:
                 raise RunError(
                     f"expected an upload of client {self._number} in '{name}', got none: its work is refused"
                 )
-            if first == later and times:
-                yield f"training, each round{place}", later, times + 1
+            if first is not None and times and first.names == later.names:
+                largest = max(first, later, key=lambda upload: (upload.nbytes, len(upload.sums)))
+                yield f"training, each round{place}", largest, times + 1
                 continue
             if first is not None:
                 yield f"training, round 1{place}", first, 1
@@ -351,6 +352,11 @@ class _Upload:
     sums: tuple[str, ...]
     releases: tuple[Release, ...]
     totals: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Of its tensors, whose shapes may be others in another round."""
+        return [tensor.rsplit(" ", 2)[0] for tensor in self.tensors]
 
 
 class _Recorder(Plugin):

@@ -44,7 +44,8 @@ class TrialRounds:
     """The trial of a federation. The method is started, and the federation cannot be run afterwards.
 
     Args:
-        wanted: number of the client that takes part for its network; None: the first of each network.
+        wanted: number of a client that takes part, in the round of its largest network where it trains another one each
+            time; None: the first client of each network.
 
     Attributes:
         networks: number of a client -> what it trains in the later round.
@@ -60,7 +61,8 @@ class TrialRounds:
         with single_threaded():
             start(federation, server.all_client_ids)
         later = range(2, federation.training.rounds + 1)
-        self._later = next((n for n in later if any(exchange.trains for exchange in method.exchanges(n))), 2)
+        training = [n for n in later if any(exchange.trains for exchange in method.exchanges(n))] or [2]
+        self._later = training[0] if wanted is None else max(training, key=lambda n: self._parameters(wanted, n))
         server.round = self._later
         self._variants = {client.id: method.variant(server, client.id) for client in federation.clients}
         self.networks = {c.id: f"{c.architecture} {self._variants[c.id]}".rstrip() for c in federation.clients}
@@ -71,6 +73,14 @@ class TrialRounds:
         setup = ExecutorSetup(method, federation.model_factory, federation.clients, federation.store)
         self._executor = MeasuringExecutor(setup)
         self.server_seconds = 0.0
+
+    def _parameters(self, client_id: int, number: int) -> int:
+        """Of the network that a client trains in a round."""
+        federation = self._federation
+        federation.server.round = number
+        variant = federation.method.variant(federation.server, client_id)
+        module = federation.model_factory.module(federation.clients[client_id].architecture, variant)
+        return sum(parameter.numel() for parameter in module.parameters())
 
     def play(self) -> list[NetworkCost]:
         """Play the rounds; every network's costs.

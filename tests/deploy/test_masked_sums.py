@@ -13,12 +13,15 @@ from torch import Tensor
 pytest.importorskip("cryptography")
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.message import flatten
+from polyfed.core.message import flatten, get_group
+from polyfed.deploy.answer_limits import AnswerLimits, TooManyAnswers
 from polyfed.deploy.masked_sums import MaskOfTotal, Participant
+from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.node_registry import Answer
-from polyfed.deploy.protocol import Envelope, NodeError, read_message, shared_config
+from polyfed.deploy.protocol import Envelope, NodeError, TaskRequest, read_message, shared_config
 from polyfed.deploy.server import serve
 from polyfed.engine.run import Run
+from polyfed.engine.wire import encode
 from polyfed.errors import RunError
 from polyfed.experiments.build import build_federation
 from polyfed.testing.fixtures import TIMES
@@ -29,6 +32,7 @@ from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, recipe_of
 LENGTH = 7
 STAGES = ["keys", "shares", "upload", "unmask"]
 GONE = {0, 7, 19}
+KNOWN = b"unit of 2^-30"
 
 
 def addends(client: int) -> Tensor:
@@ -48,7 +52,7 @@ def masks(
     answers = {
         client: member(client).unmask(keys, {one: shares[one][client] for one in sharers}, survivors) for client in by
     }
-    return MaskOfTotal(keys, sharers, survivors, answers).limbs(LENGTH)
+    return MaskOfTotal(keys, sharers, survivors, answers, KNOWN).limbs(LENGTH)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -56,10 +60,19 @@ def test_twenty_clients_of_whom_three_vanish(stage: str) -> None:
     left = [client for client in range(20) if client not in GONE]
     clients, sharers, survivors, helpers = (left if place >= STAGES.index(stage) else range(20) for place in range(4))
     keys = {client: member(client).keys() for client in clients}
-    sent = {client: member(client).mask(addends(client), keys, sharers) for client in survivors}
+    sent = {client: member(client).mask(addends(client), keys, sharers, KNOWN) for client in survivors}
     assert all(not torch.equal(sent[client], addends(client)) for client in sent)
     total = sum(sent.values()) - masks(clients, sharers, survivors, list(helpers)[-14:])
     assert torch.equal(total % 2**40, sum(addends(client) for client in survivors) % 2**40)
+
+
+def test_masks_of_clients_that_were_told_of_different_sums_do_not_cancel() -> None:
+    """Else a server could give one client a finer unit than the others, and read it off the total."""
+    keys = {client: member(client).keys() for client in range(20)}
+    told = {client: KNOWN if client else b"unit of 2^-60" for client in keys}
+    sent = [member(client).mask(addends(client), keys, keys, told[client]) for client in keys]
+    total = sum(sent) - masks(keys, keys, keys, by=range(14))
+    assert not (total % 2**40 == sum(map(addends, keys)) % 2**40).any()
 
 
 def test_fewer_shares_than_needed_give_nothing() -> None:
@@ -163,6 +176,22 @@ def test_below_the_threshold_nothing_is_opened(tmp_path: Path, kind: str) -> Non
     first, second = served(recipe, wire).history
     assert first["secure_sums"]["summed"] == list(range(6))
     assert second["secure_sums"]["summed"] == []
+
+
+def test_a_client_that_is_sent_other_weights_spoils_the_total(tmp_path: Path) -> None:
+    """Else its own would stand out of a total of others that a server knows (Pasquini et al., CCS 2022)."""
+    wire = six(summing("fedavg"), tmp_path)
+
+    def fault(node: int, envelope: Envelope) -> Answer | None:
+        if node != FIRST_NODE or envelope.kind != "train" or envelope.facts["round"] != 2:
+            return None
+        weights = {name: 2 * tensor for name, tensor in get_group(read_message(envelope.body), "model").items()}
+        return wire.ask(node, Envelope("train", envelope.facts, encode({"model": weights})))
+
+    wire.fault = fault
+    first, second = served(wire.recipe, wire).history
+    assert "sums_left_out" not in first["server"]
+    assert second["server"]["sums_left_out"] == 6
 
 
 @pytest.mark.parametrize("kind", ["shares", "unmask"])
@@ -298,3 +327,23 @@ def test_a_node_whose_recipe_has_no_sums_answers_none_of_it(tmp_path: Path, aske
     )
     assert isinstance(answer, NodeError)
     assert "expected secure_sums.enabled = true in this node's recipe" in answer
+
+
+@pytest.mark.parametrize(
+    ("method", "first", "same"),
+    [
+        ("closed-form", {"round": 1}, {"round": 2}),
+        ("own-plus-common", {"round": 1}, {"round": 3, "is_final": True}),
+        ("closed-form-columns", {"round": 1, "exchange_index": 1}, {"round": 2}),
+    ],
+)
+def test_totals_are_counted_by_what_they_are_of(
+    tmp_path: Path, method: str, first: Mapping[str, Any], same: Mapping[str, Any]
+) -> None:
+    limits = AnswerLimits(recipe_of(method), NodeConfig(**{"client-id": 0, "state-dir": str(tmp_path)}), rows=10)
+    limits.count_total(TaskRequest(**first), "of six clients")
+    limits.count_total(TaskRequest(**same), "of six clients")
+    with pytest.raises(TooManyAnswers):
+        limits.count_total(TaskRequest(**same), "of five clients")
+    if method == "closed-form-columns":
+        limits.count_total(TaskRequest(round=1, exchange_index=0), "of means, by five clients")

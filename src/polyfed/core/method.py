@@ -267,6 +267,7 @@ class Method:
             aggregation compares them, like `delta_entries` and rows by "labels" (`plugins.robust_aggregation`).
         unaligned_entries: entries with a row per label that are features of the clients' own networks, so that numbers
             are not comparable between clients: coordinate-wise aggregators do not apply.
+        common_entries: of a message to clients whose addends are summed, which all of them get alike.
         same_addends: whether a client's `addends` in an exchange are the same in every round, as its rows are.
         ignores_initial_weights: for a client without weights of its own, `receive` overwrites the whole network without
             reading it, so that the engine need not draw initial weights. Not inherited by a class that overrides
@@ -284,6 +285,7 @@ class Method:
     delta_entries: ClassVar[tuple[str, ...]] = ()
     aligned_entries: ClassVar[tuple[str, ...]] = ()
     unaligned_entries: ClassVar[tuple[str, ...]] = ()
+    common_entries: ClassVar[tuple[str, ...]] = ()
     same_addends: ClassVar[bool] = False
     ignores_initial_weights: ClassVar[bool] = False
     common_start: ClassVar[Literal["nothing", "head", "all"]] = "nothing"

@@ -23,7 +23,7 @@ from torch import Tensor
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import Message, to_bytes
 from polyfed.deploy.node_config import NodeConfig
-from polyfed.deploy.protocol import Kind, TaskRequest, shared_config
+from polyfed.deploy.protocol import OF_SUMS, Kind, TaskRequest, shared_config
 from polyfed.engine.run_folder import lock_folder
 from polyfed.errors import ConfigError, RunError
 from polyfed.records.read import parse_json
@@ -69,11 +69,11 @@ class AnswerLimits:
         """
         recipe, method = self._recipe, self._method
         rounds, final = recipe.training.rounds, method.final_exchanges()
-        trains = kind == "train" and not task.is_final
+        trains = kind in ("train", *OF_SUMS) and not task.is_final
         last = rounds + 1 if final else rounds  # the final round has a number of its own
         if task.round > last or (trains and not 1 <= task.round <= rounds):
             raise ConfigError(f"expected a round from 1 to {rounds}, as in this node's recipe, got {task.round}")
-        if kind != "train":
+        if kind not in ("train", *OF_SUMS):
             return
         exchanges = final if task.is_final else method.exchanges(task.round)
         if task.exchange_index >= len(exchanges):
@@ -137,9 +137,9 @@ class AnswerLimits:
             RunError: it would be one too many of the same addends, or cannot be noted.
         """
         where = _when(task)
-        if self._method.same_addends:
-            exchanges = self._method.final_exchanges() if task.is_final else self._method.exchanges(task.round)
-            where = f"all rounds, exchange {exchanges[task.exchange_index].name}"
+        if self._method.same_addends:  # those of a final round are those of the last exchange of any other
+            names = [exchange.name for exchange in self._method.exchanges(task.round)]
+            where = f"all rounds, '{names[-1 if task.is_final else task.exchange_index]}'"
         self._count(f"totals in {where}", digest, self.runs)
 
     def most_totals(self, times: int) -> int:

@@ -4,7 +4,8 @@ A sum has clients U, of whom t are needed at its end (`SecureSums.needed`). All 
 
     keys      u has two key pairs (X25519): (c_u, C_u) and (s_u, S_u); the server tells everybody C and S of all of U
     shares    u to v, encrypted with the key of c_u and C_v: v's shares of b_u and of s_u, of which any t give them
-    upload    y_u = x_u + G(b_u) + sum over v in U2 of +-G(key of s_u and S_v);  + where u < v;  U2: who has shared
+    upload    y_u = x_u + G(b_u) + sum over v in U2 of +-G(key of s_u, S_v and all that the sum is known by);  + where
+              u < v;  U2: who has shared
     unmask    from t of U3, whose uploads are there: shares of b_u of u in U3, shares of s_u of u in U2 without U3
     server    sum of x_u = sum of y_u, less all G(b_u) and the masks that U3 shared with those who vanished
 
@@ -12,7 +13,8 @@ G: AES-256 in counter mode. Keys: HKDF with SHA-256. Shares: Shamir's, modulo 2^
 b_u, s_u and c_u are functions of a secret of u's and of the sum's name, so that u needs no memory and answers a
 repeated message by the same bytes; Flower's shares, which are drawn, would differ.
 
-The server is trusted to tell everybody the same list of clients and their true keys; nothing is signed.
+Where two clients were told of different sums (other clients, another unit of x), their masks do not cancel, and no
+total can be opened. The server is trusted to pass on true keys; nothing is signed.
 
 Source: Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017, section 4.
 Deviations: (1) x_u are in fixed point (`functional.fixed_point`). (2) 16 bytes are shared, of which s_u is made.
@@ -83,13 +85,13 @@ class Participant:
             parts.append(_values(polynomial, len(clients)))
         return dict(zip(sorted(clients), map(bytes.__add__, *parts), strict=True))
 
-    def mask(self, x: Tensor, keys: Mapping[int, bytes], sharers: Collection[int]) -> Tensor:
-        """y_u of limbs (L,) int64. sharers: U2."""
+    def mask(self, x: Tensor, keys: Mapping[int, bytes], sharers: Collection[int], known: bytes) -> Tensor:
+        """y_u of limbs (L,) int64. sharers: U2. known: all that the sum is known by."""
         own = _private(self._secrets[1])
         y = x + _stream(self._secrets[0], len(x))
         for other in sharers:
             if other != self._client:
-                y = y + _sign(self._client, other) * _stream(_pair(own, keys[other]), len(x))
+                y = y + _sign(self._client, other) * _stream(_pair(own, keys[other], known), len(x))
         return y & _MASK
 
     def unmask(
@@ -125,7 +127,7 @@ class MaskOfTotal:
     """What a server takes from the sum of uploads.
 
     Args:
-        keys: of all clients. sharers: U2. survivors: U3.
+        keys: of all clients. sharers: U2. survivors: U3. known: as the clients know the sum.
         answers: what `Participant.unmask` gave, of t of the survivors.
 
     Raises:
@@ -138,10 +140,11 @@ class MaskOfTotal:
         sharers: Collection[int],
         survivors: Collection[int],
         answers: Mapping[int, Mapping[int, bytes]],
+        known: bytes,
     ) -> None:
         places = {client: place for place, client in enumerate(sorted(keys), 1)}
         weights = _weights([places[client] for client in answers])
-        self._keys, self._survivors = keys, survivors
+        self._keys, self._survivors, self._known = keys, survivors, known
         self._seeds: dict[int, bytes] = {}
         for client in sharers:
             parts = [int.from_bytes(answers[one][client]) for one in answers]
@@ -161,7 +164,8 @@ class MaskOfTotal:
                 continue
             own = _private(seed)
             for survivor in self._survivors:
-                total = total + _sign(survivor, client) * _stream(_pair(own, self._keys[survivor]), length)
+                pair = _pair(own, self._keys[survivor], self._known)
+                total = total + _sign(survivor, client) * _stream(pair, length)
         return total & _MASK
 
 
@@ -219,9 +223,9 @@ def _shared_key(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
         raise RunError("expected public keys of the sum's clients, got something else") from None
 
 
-def _pair(own: X25519PrivateKey, keys: bytes) -> bytes:
+def _pair(own: X25519PrivateKey, keys: bytes, known: bytes) -> bytes:
     """The seed of the mask that two clients share. keys: C and S of the other one."""
-    return _shared_key(own, keys[_KEY:], b"mask of a pair")
+    return _shared_key(own, keys[_KEY:], b"mask of a pair " + known)
 
 
 def _expanded(secret: bytes, purpose: bytes) -> bytes:

@@ -27,6 +27,7 @@ from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, checkpoint
 from polyfed.deploy.node_sums import NodeSum
 from polyfed.deploy.protocol import (
     JOB_FACTS,
+    OF_SUMS,
     SHARED,
     ClientHello,
     Envelope,
@@ -109,7 +110,7 @@ class Node:
                 return Envelope("hello", turn.introduction().model_dump())
             limits = AnswerLimits(self.recipe, self._config, turn.client.n)
             limits.check(envelope.kind, task)
-            if envelope.kind in ("keys", "shares", "unmask"):
+            if envelope.kind in OF_SUMS:
                 return NodeSum(self.recipe, self._config, task, limits).answer(envelope.kind)
             turn.take_up()
             at_once, parts = scores_with_job(self.recipe, task) if envelope.kind == "train" else (False, [])
@@ -273,7 +274,7 @@ class NodeTask:
         limits.count_release(task, done.message)
         upload = done.message
         if ADDENDS in upload:
-            upload = self._masked(upload, limits)
+            upload = self._masked(upload, message, limits)
         new = done.counts and done.weights is not client.weights
         kept: Scores = {}
         if done.counts:
@@ -294,11 +295,11 @@ class NodeTask:
         )
         return Envelope("train", result.model_dump(), encode(upload))
 
-    def _masked(self, upload: Message, limits: AnswerLimits) -> Message:
+    def _masked(self, upload: Message, received: Message, limits: AnswerLimits) -> Message:
         """An upload with its addends masked; without them where there is no sum that they could be part of."""
         if not self.task.sum.name:
             return {name: value for name, value in upload.items() if name != ADDENDS}
-        return NodeSum(self._recipe, self._config, self.task, limits).mask(upload)
+        return NodeSum(self._recipe, self._config, self.task, limits).mask(upload, received)
 
     def scores(self, message: Message | None, parts: Sequence[str]) -> Scores:
         """Of those parts that the client has rows of, as it stands or after receiving a message."""

@@ -71,6 +71,7 @@ class NodeExecutor(Executor):
         self._facts = {**registry.task_facts(), "auxiliary_model": "" if chosen is None else chosen.network}
         self._kept: dict[int, tuple[str, Scores]] = {}  # client -> mark and scores of its last answer to a job
         self._sum: ServerSum | None = None  # of the present exchange
+        self._sent: Message = {}  # to one of its clients
         self._unread: dict[int, int] = {}  # client -> last round without a readable answer
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
@@ -95,6 +96,7 @@ class NodeExecutor(Executor):
         asked = plugin.asked(self.federation.method, jobs) if plugin.is_on else []
         if not asked:
             return set()
+        self._sent = next(job.message for job in jobs if job.client.id in asked)
         clients = {job.client.id: job.client for job in jobs}
         place = {key: getattr(jobs[0], key) for key in ("round", "exchange_index", "is_final")}
 
@@ -115,7 +117,7 @@ class NodeExecutor(Executor):
     def add_up(self, uploads: Mapping[int, Group]) -> Group | None:
         """See `Executor`; nodes open the total."""
         try:
-            return None if self._sum is None else self._sum.open(uploads)
+            return None if self._sum is None else self._sum.open(uploads, self.federation.method, self._sent)
         except RunError as problem:
             self.federation.tell("message", f"round {self.federation.server.round}: {problem}")
             return None

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import ADDENDS, Message, members
+from polyfed.core.method import Method
 from polyfed.deploy.answer_limits import AnswerLimits
 from polyfed.deploy.masked_sums import Participant
 from polyfed.deploy.node_config import NodeConfig
@@ -46,6 +47,7 @@ class NodeSum:
         if not self._settings.enabled:
             raise ConfigError("expected secure_sums.enabled = true in this node's recipe, got a request for a sum")
         self._client, self._task, self._limits = config.client_id, task, limits
+        self._method: Method = recipe.chosen_method
         asked = self._asked = task.sum
         name = json.dumps([task.experiment, task.round, task.exchange_index, task.is_final, asked.name])
         self._participant = Participant(load_or_create_key(config.state, _SECRET), self._client, name)
@@ -70,12 +72,13 @@ class NodeSum:
         shares = self._participant.shares(self._keys, self._settings.needed(len(self._keys)))
         return SumAnswer(shares=[shares[client].hex() for client in self._asked.clients])
 
-    def mask(self, message: Message) -> Message:
-        """An upload with its addends masked."""
+    def mask(self, upload: Message, received: Message) -> Message:
+        """An upload with its addends masked. received: what the client was sent."""
         self._check_sharers()
-        addends = members(message, ADDENDS)
-        limbs: Tensor = self._participant.mask(limbs_of(addends), self._keys, self._asked.sharers)
-        return {**message, ADDENDS: from_limbs(limbs, addends)}
+        addends = members(upload, ADDENDS)
+        known = self._asked.digest(self._method, received)
+        limbs: Tensor = self._participant.mask(limbs_of(addends), self._keys, self._asked.sharers, known)
+        return {**upload, ADDENDS: from_limbs(limbs, addends)}
 
     def _unmask(self) -> SumAnswer:
         self._check_sharers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -12,7 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.message import State, flatten
+from polyfed.core.message import Message, State, flatten, to_bytes
+from polyfed.core.method import Method
 from polyfed.core.settings import Settings
 from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.scoring import COUNTS, Score, score_from_json
@@ -22,6 +24,7 @@ from polyfed.functional.fixed_point import MOST_CLIENTS
 from polyfed.records.main_score import ACCURACY, RMSE, MainScore
 
 Kind = Literal["hello", "train", "score", "finish", "keys", "shares", "unmask"]
+OF_SUMS: tuple[Kind, ...] = ("keys", "shares", "unmask")  # beside the masked upload that comes with training
 _AGREED = ("method", "training", "evaluation", "privacy", "secure_sums", "plugins")  # sections on which both sides act
 _OF_ALL = ("class_names", "categories", "features", "task", "mean", "std")  # of [data], for all clients' rows
 # what the server cannot know of a shared model's entry in the list of models
@@ -61,6 +64,12 @@ class SumRequest(Settings):
     sharers: _Few = Field(default_factory=list)
     shares: Annotated[list[_Hex], Field(max_length=MOST_CLIENTS)] = Field(default_factory=list)
     survivors: _Few = Field(default_factory=list)
+
+    def digest(self, method: Method, message: Message) -> bytes:
+        """Of what all who mask have to know alike. message: that the method's server has sent to one of them."""
+        known = self.model_dump(include={"name", "all_rows", "clients", "keys", "sharers"})
+        common = to_bytes({name: message[name] for name in method.common_entries if name in message})
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode() + common).digest()
 
 
 class SumAnswer(Settings):

@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from polyfed.core.message import Group
+from polyfed.core.message import Group, Message
+from polyfed.core.method import Method
 from polyfed.deploy.masked_sums import MaskOfTotal
 from polyfed.deploy.protocol import Kind, SumAnswer, SumRequest
 from polyfed.functional import fixed_point
@@ -53,8 +54,12 @@ class ServerSum:
         """What a sharer is told with its job."""
         return {"sum": SumRequest(**self._facts)}
 
-    def open(self, uploads: Mapping[int, Group]) -> Group | None:
-        """The total of masked addends in fixed point, by number of client; None: too few help to open it."""
+    def open(self, uploads: Mapping[int, Group], method: Method, sent: Message) -> Group | None:
+        """The total of masked addends in fixed point; None: too few help to open it.
+
+        Args:
+            uploads: by number of client. sent: the method's message to one of them.
+        """
         survivors = sorted(uploads)
         if not {*survivors} <= {*self.sharers}:
             return None
@@ -68,7 +73,8 @@ class ServerSum:
                 answers[client] = dict(zip(self.sharers, map(bytes.fromhex, answer.shares), strict=True))
         if len(answers) < self._needed:
             return None
-        mask = MaskOfTotal(self._keys, self.sharers, survivors, answers)
+        known = SumRequest(**self._facts).digest(method, sent)
+        mask = MaskOfTotal(self._keys, self.sharers, survivors, answers, known)
         total = fixed_point.add_up(uploads.values())
         limbs = fixed_point.limbs_of(total)
         return fixed_point.from_limbs(limbs - mask.limbs(len(limbs)), total)

@@ -83,7 +83,8 @@ class FedAvg(Method):
         shared = weight_averaging.weights_for(server, self.aggregation, server.clients[first].architecture)
         mean = {name.removeprefix(_WEIGHTED): (t / total["n"]) for name, t in total.items() if name != "n"}
         known = all(name in shared and shared[name].shape == w.shape for name, w in mean.items())
-        if not known or not total["n"] > 0:
+        rows = sum(server.clients[i].num_samples for i in summed)
+        if not known or total["n"].round() != rows:  # as where masks do not cancel
             server.log["sums_left_out"] = len(summed)
             return
         weight_averaging.average(server, self.aggregation, {first: mean}, {first: 1.0})
@@ -100,6 +101,7 @@ class FedAvg(Method):
     # declared -------------------------------------------------------------------------------------------------
     upload_form = {"model": as_sent, "n": SAMPLES}
     delta_entries = ("model",)
+    common_entries = ("model",)
     ignores_initial_weights = True
 
     @property

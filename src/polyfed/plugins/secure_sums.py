@@ -127,8 +127,8 @@ def _check(setup: Setup) -> None:
     method, plugins = setup.method, {plugin.name: plugin.settings for plugin in setup.plugins}
     if not has_addends(method):
         raise ConfigError(
-            f"secure_sums: expected a method whose uploads add up (closed-form, own-plus-common, fedavg, fedprox, "
-            f"moon), got {'a method alone' if method.is_alone else method.name}"
+            f"secure_sums: expected a method whose uploads add up (closed-form, closed-form-columns, "
+            f"own-plus-common, fedavg, fedprox, moon), got {'a method alone' if method.is_alone else method.name}"
         )
     needs_uploads = {
         "robust_aggregation": plugins["robust_aggregation"] != RobustAggregation(),

@@ -38,7 +38,7 @@ from polyfed.deploy.answer_table import answer_table, facts_nbytes
 from polyfed.deploy.masked_sums import MaskOfTotal, Participant
 from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
-from polyfed.deploy.protocol import Envelope, Kind, decode_body, shared_config
+from polyfed.deploy.protocol import Envelope, Kind, SumRequest, decode_body, shared_config
 from polyfed.engine.wire import encode
 from polyfed.errors import PolyfedError
 from polyfed.experiments.build import build_federation
@@ -263,14 +263,15 @@ def invent_others(server: Server) -> bool:
     shares = {0: dict(zip(everybody, map(bytes.fromhex, ask("shares").facts["shares"]), strict=True))}
     shares |= {number: one.shares(keys, 2) for number, one in others.items()}
     asked |= {"sharers": everybody}
+    known = SumRequest(**asked).digest(server.federation.method, server.message)
     masked = decode_body(ask("train").body)[ADDENDS]
     limbs = fixed_point.limbs_of(masked)
-    limbs = limbs + sum(one.mask(torch.zeros_like(limbs), keys, everybody) for one in others.values())
+    limbs = limbs + sum(one.mask(torch.zeros_like(limbs), keys, everybody, known) for one in others.values())
     opened = {
         number: one.unmask(keys, {sharer: shares[sharer][number] for sharer in everybody}, everybody)
         for number, one in others.items()
     }
-    mask = MaskOfTotal(keys, everybody, everybody, opened)
+    mask = MaskOfTotal(keys, everybody, everybody, opened, known)
     total = fixed_point.decode(fixed_point.from_limbs(limbs - mask.limbs(len(limbs)), masked), rows)
     own = server.federation.clients[0].data.train.y.bincount(minlength=server.federation.classes)
     return bool(torch.equal(total["counts"].round().long(), own))

@@ -209,3 +209,29 @@ def test_options_that_are_named_exist() -> None:
     known = {*options_of(cli.parser()), "--help", *OTHER_PROGRAMS}
     texts = [*texts_of_messages(), *texts_of_pages()]
     assert {(where, option) for where, text in texts for option in OPTION.findall(text) if option not in known} == set()
+
+
+# how long pages are ---------------------------------------------------------------------------------------------------
+
+HOW_TO = ("data", "deployment", "privacy", "coming-from-flower", "coming-from-htfllib", "coming-from-pfllib")
+LONGER = dict.fromkeys(("docs/methods/closed-form.md", "docs/methods/closed-form-columns.md"), 300)
+MOST = {"README.md": 500} | {f"docs/{name}.md": 700 for name in HOW_TO}  # words besides code
+ALL_WORDS = 44_000  # of hand-written pages, with their code
+
+
+def words_of(text: str, code: bool) -> int:
+    """Words of a page, without what the site makes; code: with its blocks of code."""
+    kept = text if code else re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return sum(bool(re.search(r"\w", word)) for word in re.sub(r"\{\{.*?\}\}", "", kept).split())
+
+
+def test_pages_are_short() -> None:
+    besides_code = {page: words_of(text, code=False) for page, text in texts_of_pages()}
+    methods = {page: LONGER.get(page, 280) for page in besides_code if page.startswith("docs/methods/")}
+    assert {page: besides_code[page] for page, most in (MOST | methods).items() if besides_code[page] > most} == {}
+
+
+def test_all_pages_together_are_short() -> None:
+    others = [(ROOT / name).read_text(encoding="utf-8") for name in ("CONTRIBUTING.md", "SECURITY.md", "AGENTS.md")]
+    pages = [text for page, text in texts_of_pages() if not page.startswith(("docs/reference/", "docs/results/"))]
+    assert sum(words_of(text, code=True) for text in [*pages, *others]) <= ALL_WORDS

@@ -59,3 +59,16 @@ def test_a_comparison_is_stored_whole(tmp_path: Path) -> None:
         "metric == 'accuracy' and stage == 'personal' and round.isna() and client.isna()"
     )
     assert float(one.cell("local", "accuracy").split()[0]) == pytest.approx(100 * scores["value"].mean(), abs=0.01)
+
+
+def test_a_row_is_run_again_by_its_own_settings() -> None:
+    again = runpy.run_path(str(ROOT / "scripts" / "rerun_row.py"))["recipe_of"]
+    setting = RESULTS.settings("rows")["rows-25"]
+    rows = {row.name: row for row in setting.rows}
+    for name in ("fedgh", "fedgh-alone"):
+        recipe = again(setting, rows[name])
+        own = rows[name].hyperparameters
+        assert recipe.training.lr == own["training.lr"] != setting.recipe["training"]["lr"]
+        assert recipe.data.max_rows_per_client == 25
+        assert recipe.method.header_lr == own["header_lr"]
+        assert getattr(recipe.method, "alone", False) == (name == "fedgh-alone")

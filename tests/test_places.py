@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed.analysis import plot
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import load_dataset
@@ -21,6 +20,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
 from polyfed.experiments.sweep import sweep
+from polyfed.report.plotting import plot
 from polyfed.report.run_records import load_runs
 
 RECIPE = """

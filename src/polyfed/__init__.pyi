@@ -1,5 +1,4 @@
 from polyfed import methods as methods
-from polyfed.analysis.plotting import plot as plot
 from polyfed.config.recipe import Recipe as Recipe
 from polyfed.core.client import Client as Client
 from polyfed.core.client import PublicData as PublicData
@@ -35,6 +34,7 @@ from polyfed.plugins.settings import Devices as Devices
 from polyfed.plugins.settings import RobustAggregation as RobustAggregation
 from polyfed.plugins.settings import SecureSums as SecureSums
 from polyfed.report.frames import results as results
+from polyfed.report.plotting import plot as plot
 from polyfed.validation.hyperparameters import hyperparameters as hyperparameters
 
 __version__: str

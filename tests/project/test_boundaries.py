@@ -59,10 +59,9 @@ ONLY = {  # package -> who may
     "ray": "polyfed.engine.executors.ray_executor",
 }
 MAY_NOT_IMPORT = {
-    "experiments": {"analysis", "attacks", "cli", "deploy", "testing"},
-    "report": {"engine", "core", "data", "models", "methods", "analysis", "config", "experiments", "cli"},
-    "analysis": {"engine", "methods", "models", "cli"},
-    "attacks": {"engine", "analysis", "cli", "methods", "building_blocks"},
+    "experiments": {"attacks", "cli", "deploy", "testing"},
+    "report": {"engine", "core", "data", "models", "methods", "config", "experiments", "cli"},
+    "attacks": {"engine", "cli", "methods", "building_blocks"},
     "deploy": {"cli"},
     "testing": {"cli"},
     "loggers": {"engine", "cli"},

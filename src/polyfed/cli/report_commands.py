@@ -70,16 +70,16 @@ def plot(
 ) -> None:
     """Figures of finished runs.
 
-    Each is written as png and svg, with its numbers beside it as json and csv: curves, clients, gains, labels.
+    Each is written as png and svg, with its numbers beside it as json and csv: curves, clients, gains.
 
     \b
     polyfed plot runs/quickstart
-    polyfed plot runs/quickstart/fedgh/seed-0 --figures clients,labels --out figures
+    polyfed plot runs/quickstart/fedgh/seed-0 --figures clients --out figures
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed import analysis
+    from polyfed.report.plotting import plot
 
-    names = None if figures is None else parse_names(figures, "--figures", "curves,labels")
-    done = analysis.plot(folders, names, out, stage=stage)
+    names = None if figures is None else parse_names(figures, "--figures", "curves,clients")
+    done = plot(folders, names, out, stage=stage)
     for note in done.notes:
         print_text(note)
     print_files(done.files)

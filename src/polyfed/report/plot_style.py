@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 WIDTH = 5.6  # inches
 HEIGHT = 3.1  # inches, of axes and their labels
-SHADES = "YlGnBu"  # light to dark, steadily in gray too
 GRAY = "#444444"
 _LOCAL_LINE: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": (0, (1.5, 2)), "linewidth": 1.6}
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -162,26 +161,3 @@ def legend(axes: Any, handles: Sequence[Any], names: Iterable[str]) -> None:
     place = {"loc": "upper left", "bbox_to_anchor": (0.0, 0)}
     for text in figure.legend(handles, labels, ncols=columns, **place, **look).get_texts():
         text.set_parse_math(False)
-
-
-def add_colorbar(figure: Figure, shown: Any, axes: Sequence[Any], label: str) -> None:
-    """The scale of shades, to the right of the axes."""
-    shrink = min(0.9, 2.6 / figure.get_figheight())
-    bar = figure.colorbar(shown, ax=axes, shrink=shrink, pad=0.02, aspect=22, anchor=(0, 1))
-    bar.set_label(label, size=_TEXT)
-    bar.ax.tick_params(labelsize=_TEXT - 0.5)
-    bar.outline.set_linewidth(0.6)
-
-
-# words ------------------------------------------------------------------------------------------------------------
-
-
-def shortened(names: Sequence[str], most: int) -> list[str]:
-    """Names for ticks: of one longer than `most` letters the middle is left out, unless two would then be alike.
-
-    >>> shortened(["a long name of the first", "short"], 11)
-    ['a lon…first', 'short']
-    """
-    head = most // 2
-    found = [name if len(name) <= most else f"{name[:head]}…{name[len(name) - (most - head - 1) :]}" for name in names]
-    return found if len(set(found)) == len(set(names)) else list(names)

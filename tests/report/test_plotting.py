@@ -7,15 +7,35 @@ from typing import Any
 
 import pytest
 
-from polyfed.analysis import plot
 from polyfed.cli import app as cli
+from polyfed.config.recipe import Recipe
+from polyfed.experiments.compare import compare
 from polyfed.report.plot_style import FigureWithData
+from polyfed.report.plotting import plot
 from tests.helpers.readable import unreadable
 
 RECORDS = ["curves", "clients"]
 STEMS = [
-    "accuracy-by-round", "accuracy-by-bytes", "accuracy-by-seconds", "accuracy-per-client", "labels",
+    "accuracy-by-round", "accuracy-by-bytes", "accuracy-by-seconds", "accuracy-per-client",
 ]  # fmt: skip
+
+SETTINGS = {
+    "data": {"dataset": "digits", "num_clients": 4, "limit_train": 400, "max_train_per_client": 20, "split": "6:1:3"},
+    "models": {"architectures": ["digits-cnn1", "digits-cnn3"]},
+    "method": {"name": "fedgh"},
+    "training": {"rounds": 1, "lr": 0.1},
+    "run": {"executor": "serial"},
+}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small comparison: two architectures, two methods, two seeds, one round."""
+    folder = tmp_path_factory.mktemp("plots") / "runs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyfed.experiments.compare.write_report", lambda *_, **__: [])  # tested elsewhere
+        assert not compare(Recipe.from_dict(SETTINGS), ["fedgh"], (0, 1), folder).failures
+    return folder
 
 
 @pytest.fixture
@@ -62,18 +82,18 @@ def test_everything_that_two_methods_allow(
 def test_without_a_place_figures_lie_with_the_runs_and_a_notebook_shows_them(compared: Path, tmp_path: Path) -> None:
     copy = tmp_path / "local"
     shutil.copytree(compared / "local", copy)
-    alone = plot(copy / "seed-0", ["labels"])
+    alone = plot(copy / "seed-0", ["clients"])
     assert {file.parent for file in alone.files} == {copy / "seed-0" / "analysis"}
-    assert alone._repr_html_() == '<img alt="labels" src="data:image/png;base64," style="max-width:100%">'
+    assert alone._repr_html_() == '<img alt="accuracy per client" src="data:image/png;base64," style="max-width:100%">'
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["--figures", "curve"], "unknown figure 'curve'; did you mean 'curves'?"),
-        (["--figures", "curves,"], "expected --figures as names with commas between (curves,labels), got 'curves,'"),
+        (["--figures", "curves,"], "expected --figures as names with commas between (curves,clients), got 'curves,'"),
         (
-            ["--figures", "labels", "--stage", "received"],
+            ["--figures", "clients", "--stage", "received"],
             "stage: expected a figure that uses it (curves or gains)",
         ),
     ],

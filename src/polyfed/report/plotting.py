@@ -6,10 +6,9 @@ All of them are made of records alone. `polyfed.load` gives the clients' network
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from polyfed.errors import ConfigError
 from polyfed.markup import image, notes
@@ -22,7 +21,6 @@ from polyfed.report.run_records import RunRecord, load_runs, rows_of_pooled
 
 __all__ = ["FIGURES", "Plot", "plot"]
 
-Found = TypeVar("Found")
 _OF_STAGES = ("curves", "gains")  # figures that the option `stage` is for
 
 
@@ -104,23 +102,10 @@ class _Runs:
         return group_runs(rows_of_pooled(self.found), self.stage)[0]
 
 
-def _labels(runs: _Runs) -> list[FigureWithData]:
-    from polyfed.analysis.label_distribution import plot_labels
-
-    return [plot_labels(group, f"labels{end}") for group, end in _numbered(runs.groups)]
-
-
-def _numbered(groups: Sequence[Found]) -> Iterator[tuple[Found, str]]:
-    """Each group, and how the names of its files end: with its number, where there are several."""
-    for number, group in enumerate(groups, start=1):
-        yield group, f"-{number}" if len(groups) > 1 else ""
-
-
 FIGURES: dict[str, Callable[[_Runs], list[FigureWithData]]] = {
     "curves": lambda runs: [
         drawing for x in axes_of(runs.groups) for drawing in curve_drawings(runs.groups, x, runs.stage)
     ],
     "clients": lambda runs: clients(runs.groups),
     "gains": lambda runs: gain_drawings(runs.groups, runs.stage),
-    "labels": _labels,
 }

@@ -176,8 +176,8 @@ def check(
 ) -> None:
     """What does a node send, at most?
 
-    A line for each kind of answer: how often, what, how many bytes and bits a row, what hides it, its epsilon. Tries
-    some batches with the node's rows; writes nothing and sends nothing.
+    A line for each kind of answer: how often, what, how many bytes and bits a row, what hides it; and the epsilon of
+    all. Tries some batches with the node's rows; writes nothing and sends nothing.
 
     \b
     polyfed deploy check --recipe recipes/quickstart.toml

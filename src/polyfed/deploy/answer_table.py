@@ -12,8 +12,9 @@ carries an answer, are not counted: they are the same whatever the rows are.
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -24,19 +25,18 @@ from polyfed.core.message import ADDENDS, flatten
 from polyfed.core.releases import Release
 from polyfed.core.upload_forms import UploadContext
 from polyfed.data.federated_dataset import FederatedDataset
-from polyfed.deploy.answer_limits import AnswerLimits, scores_with_job
+from polyfed.deploy.answer_limits import AnswerLimits
 from polyfed.deploy.masked_sums import Participant
 from polyfed.deploy.node import Node, NodeTask
 from polyfed.deploy.node_config import NodeConfig, data_of_node
 from polyfed.deploy.protocol import TaskRequest, decode_body, shared_config
 from polyfed.deploy.server import check_recipe
-from polyfed.engine.evaluation import figures_of
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.privacy_ledger import UNITS, compute_epsilon, group_releases
 from polyfed.engine.round_state import Round
-from polyfed.engine.scoring import COUNTS, score_to_json
+from polyfed.engine.scoring import score_to_json
 from polyfed.engine.uploads import largest_nbytes
 from polyfed.errors import RunError
 from polyfed.experiments.build import assign_architectures, build_federation
@@ -48,7 +48,8 @@ __all__ = ["Answer", "AnswerTable", "answer_table", "facts_nbytes"]
 
 _NUMBER = 8  # bytes
 _FIGURES = ("loss", "steps", "samples", "whether weights are new", "why nothing counts")  # beside an upload
-_SHOWN = 6  # names of an answer's tensors, and of its figures
+_SHOWN = 6  # names of what an answer has
+_IN_TOTAL = f"'{ADDENDS}' in a total"
 _WIDTH = 120  # columns
 
 
@@ -58,36 +59,32 @@ class Answer:
 
     Attributes:
         name: "training, round 1", say.
-        usual: how many a run of the recipe asks for, at most. most: how many different ones the node gives, over all
-            restarts and runs of this recipe; None: any number, as they tell of no rows.
         tensors: name, shape and type of each. figures: names of all else.
         nbytes: of one, at most.
-        rows: how many it tells of; 0: none. part: which those are.
-        hidden_by: what hides rows in the tensors.
-        epsilon: by unit, of the usual answers; empty without noise. epsilon_at_most: of all.
+        usual: how many a run of the recipe asks for, at most. most: how many different ones the node gives, over all
+            restarts and runs of this recipe; None: any number, as they tell of no rows.
+        rows: how many it tells of; 0: none. part: which those are. hidden_by: what hides them in the tensors.
     """
 
     name: str
-    usual: int
-    most: int | None
     tensors: tuple[str, ...]
     figures: tuple[str, ...]
     nbytes: int
+    usual: int = 1
+    most: int | None = 1
     rows: int = 0
     part: str = ""
     hidden_by: tuple[str, ...] = ()
-    epsilon: Mapping[str, float] = field(default_factory=dict)
-    epsilon_at_most: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def nbytes_at_most(self) -> int | None:
-        """Of all answers together."""
+        """Of all answers together; None: they tell of no rows."""
         return None if self.most is None else self.nbytes * self.most
 
     @property
     def bits_per_row(self) -> float | None:
         """Of all answers together, at most, as if each bit told of rows; None: it tells of none."""
-        return 8 * self.nbytes_at_most / self.rows if self.rows and self.nbytes_at_most is not None else None
+        return 8 * self.nbytes * (self.most or 0) / self.rows if self.rows else None
 
     def fields(self) -> dict[str, Any]:
         """For machines."""
@@ -99,8 +96,8 @@ class AnswerTable:
     """All kinds of answers of a node. ``str(table)`` is a page for people.
 
     Attributes:
-        title: whose. answers: one for each kind. delta: at which epsilon is told. epsilon, epsilon_at_most: of all
-            answers together, by unit; empty without noise.
+        title: whose. answers: one for each kind. delta: at which epsilon is told.
+        epsilon, epsilon_at_most: of the usual answers and of all, by unit; empty without noise.
     """
 
     title: str
@@ -136,6 +133,8 @@ def facts_nbytes(value: Any) -> int:
 
 # the trial ----------------------------------------------------------------------------------------------------------
 
+_Noted = tuple[Answer, tuple[Release, ...]]  # an upload, and what it releases with noise
+
 
 class _Trial:
     """Trial rounds with a node's client, and the node after them.
@@ -147,86 +146,70 @@ class _Trial:
     def __init__(self, recipe: Recipe, config: NodeConfig) -> None:
         self._recipe = Node(recipe, config).recipe
         self._method = self._recipe.chosen_method
-        self._number = config.client_id
         request = TaskRequest(settings=shared_config(self._recipe))
         self._hello = NodeTask(self._recipe, config, DataCache(), request).introduction().model_dump()
         federation = _federation(self._recipe, config)
-        recorder = _Recorder(self._number)
+        recorder = _Recorder(config.client_id)
         federation.plugins.append(recorder)
-        TrialRounds(federation, self._number).play()
-        self._uploads = recorder.uploads
-        self._stages, self._clients = federation.stages, len(federation.clients)
-        self._message = self._method.broadcast(federation.server, self._number) or None
+        TrialRounds(federation, config.client_id).play()
+        self._noted, self._clients = recorder.noted, len(federation.clients)
+        self._message = self._method.broadcast(federation.server, config.client_id) or None
         chosen = federation.model_factory.chosen
         facts = {
             "round": federation.server.round,
-            "variant": self._method.variant(federation.server, self._number),
+            "variant": self._method.variant(federation.server, config.client_id),
             "auxiliary_model": "" if chosen is None else chosen.network,
         }
         self._node = NodeTask(self._recipe, config, DataCache(), request.model_copy(update=facts))
         self._client = self._node.client
-        trained = federation.clients[self._number]
+        trained = federation.clients[config.client_id]
         self._client.weights, self._client.state = trained.weights, trained.state
         self._limits = AnswerLimits(self._recipe, config, self._client.n)
 
     def table(self) -> AnswerTable:
-        hello = Answer("introduction", 1, 1, (), tuple(self._hello), facts_nbytes(self._hello))
-        sent = list(self._sent())
-        data = self._client.data
-        rows = ", ".join(f"{len(getattr(data, part))} {part}" for part in ("train", "validation", "test"))
+        rows = ", ".join(f"{len(getattr(self._client.data, part))} {part}" for part in ("train", "validation", "test"))
+        hello = Answer("introduction", (), tuple(self._hello), facts_nbytes(self._hello))
+        sent = list(self._uploads())
+        uploads = [upload for upload, _ in sent]
         return AnswerTable(
-            f"What the node of client {self._number} sends at most ({self._method.name}; rows: {rows})",
-            (
-                hello,
-                *(self._training(*each) for each in sent),
-                *self._masks(sum(times for _, upload, times in sent if upload.totals)),
-                self._scores(),
-                self._model(),
-            ),
+            f"What the node of client {self._client.id} sends at most ({self._method.name}; rows: {rows})",
+            (hello, *uploads, *self._masks(uploads), self._scores(), self._model()),
             self._recipe.privacy.delta,
-            *self._epsilons([(upload, times) for _, upload, times in sent]),
+            self._epsilon([(releases, upload.usual) for upload, releases in sent], 1),
+            self._epsilon([(releases, upload.most or 0) for upload, releases in sent], self._limits.runs),
         )
 
-    def _sent(self) -> Iterator[tuple[str, _Upload, int]]:
-        """When it is sent, an upload, and how often in a run, for exchanges of each name."""
+    def _uploads(self) -> Iterator[_Noted]:
+        """Those of the exchanges of each name, and of the final round."""
         rounds = [[one.name for one in self._method.exchanges(n)] for n in range(1, self._recipe.training.rounds + 1)]
-        counts = {name: sum(names.count(name) for names in rounds[1:]) for names in rounds for name in names}
-        for name, times in counts.items():
-            place = "" if len(counts) == 1 else f", '{name}'"
-            first = self._uploads.get(("first", name))
-            later = self._uploads.get(("later", name), first)  # a client that diverges in the trial sends nothing
+        later_rounds = Counter(name for names in rounds[1:] for name in names)
+        names = dict.fromkeys(name for of_round in rounds for name in of_round)
+        for name in names:
+            place = "" if len(names) == 1 else f", '{name}'"
+            first = self._noted.get(("first", name))
+            later = self._noted.get(("later", name), first)  # a client that diverges in the trial sends nothing
             if later is None:
                 raise RunError(
-                    f"expected an upload of client {self._number} in '{name}', got none: its work is refused"
+                    f"expected an upload of client {self._client.id} in '{name}', got none: its work is refused"
                 )
-            if first is not None and times and first.names == later.names:
-                largest = max(first, later, key=lambda upload: (upload.nbytes, len(upload.sums)))
-                yield f"training, each round{place}", largest, times + 1
+            if first is not None and later_rounds[name] and _names(first[0]) == _names(later[0]):
+                largest = max(first, later, key=lambda noted: noted[0].nbytes)
+                yield self._of_rows(f"training, each round{place}", largest, 1 + later_rounds[name])
                 continue
             if first is not None:
-                yield f"training, round 1{place}", first, 1
-            if times:
-                yield f"training, later rounds{place}", later, times
+                yield self._of_rows(f"training, round 1{place}", first, 1)
+            if later_rounds[name]:
+                yield self._of_rows(f"training, later rounds{place}", later, later_rounds[name])
         for exchange in self._method.final_exchanges():
-            yield f"training, final round, '{exchange.name}'", self._uploads["final", exchange.name], 1
+            yield self._of_rows(f"training, final round, '{exchange.name}'", self._noted["final", exchange.name], 1)
 
-    def _training(self, name: str, upload: _Upload, times: int) -> Answer:
-        figures = (*_FIGURES, *upload.sums)
-        return Answer(
-            name,
-            times,
-            self._limits.most("train", times),
-            upload.tensors,
-            figures,
-            upload.nbytes + _NUMBER * len(figures),
-            self._client.n,
-            "training",
-            tuple(dict.fromkeys([*(f"noise on {one.what}" for one in upload.releases), *upload.totals])),
-            *self._epsilons([(upload, times)]),
-        )
+    def _of_rows(self, name: str, noted: _Noted, usual: int) -> _Noted:
+        most = self._limits.most("train", usual)
+        return replace(noted[0], name=name, usual=usual, most=most, rows=self._client.n, part="training"), noted[1]
 
-    def _masks(self, sums: int) -> Iterator[Answer]:
-        """Answers by which clients agree on the masks of so many sums, and take them off the totals."""
+    def _masks(self, uploads: Sequence[Answer]) -> Iterator[Answer]:
+        """Answers by which clients agree on the masks of sums, and take them off the totals."""
+        sums = sum(one.usual for one in uploads if _IN_TOTAL in one.hidden_by)
         if not sums:
             return
         own, other = (Participant(bytes(32), client, "trial") for client in (0, 1))
@@ -234,76 +217,43 @@ class _Trial:
         sealed = other.shares(keys, 2)[0]
         opened = own.unmask(keys, {1: sealed}, [1])[1]
         everybody, totals = self._clients, self._limits.most_totals(sums)
-        yield Answer("keys of a sum", sums, None, (), ("public keys",), len(keys[0].hex()))
-        yield Answer("shares of masks", sums, None, (), ("encrypted ones",), everybody * len(sealed.hex()))
-        yield Answer("opening a total", sums, totals, (), ("shares of masks",), everybody * len(opened.hex()))
+        yield Answer("keys of a sum", (), ("public keys",), len(keys[0].hex()), sums, None)
+        yield Answer("shares of masks", (), ("encrypted ones",), everybody * len(sealed.hex()), sums, None)
+        yield Answer("opening a total", (), ("shares of masks",), everybody * len(opened.hex()), sums, totals)
 
     def _scores(self) -> Answer:
-        """By test and validation rows, right after training, too, where the recipe asks for that."""
+        """By test and validation rows: as often as `AnswerLimits` allows in a run, each with all of them."""
         found = self._node.scores(self._message, ["test", "validation"])
-        facts = {part: score_to_json(replace(score, pairs=score.pairs[:0])) for part, score in found.items()}
-        nbytes = facts_nbytes(facts)
+        data, classes = self._client.data, len(self._hello["class_names"])
+        nbytes = facts_nbytes([score_to_json(replace(score, pairs=score.pairs[:0])) for score in found.values()])
         figures = [f"{name} of {part} rows" for part, score in found.items() for name in score.figures]
-        tests = {part: score for part, score in found.items() if part == "test"}
-        figures += [f"the same by '{other}'" for score in tests.values() for other in score.others]
-        classes = len(self._hello["class_names"])
-        data = self._client.data
-        if COUNTS in figures_of(self._recipe.evaluation, {}):
+        figures += [f"the same by '{other}'" for score in found.values() for other in score.others]
+        if any(len(score.pairs) for score in found.values()):
             nbytes += 3 * _NUMBER * min(len(data.test), classes**2)
             figures.append("counts of the pairs of classes")
-        if "after_training" in self._stages:
-            nbytes += nbytes - facts_nbytes(facts.get("validation", {}))
-        usual = self._usual_scores()
+        if "after_training" in self._recipe.evaluation.stages(self._method.evaluation_stage):
+            nbytes *= 2
+        most = self._limits.most("score", 0)
         rows = len(data.test) + len(data.validation)
-        most = self._limits.most("score", usual)
-        return Answer("scores", usual, most, (), tuple(figures), nbytes, rows, "test and validation")
-
-    def _usual_scores(self) -> int:
-        """Answers with scores in a run: to jobs, and to requests to score what the client receives."""
-        recipe, method = self._recipe, self._method
-        rounds, final = recipe.training.rounds, method.final_exchanges()
-        tasks = [
-            TaskRequest(round=number, exchange_index=place)
-            for number in range(1, rounds + 1)
-            for place in range(len(method.exchanges(number)))
-        ]
-        tasks += [TaskRequest(round=rounds + 1, exchange_index=place, is_final=True) for place in range(len(final))]
-        with_jobs = [scores_with_job(recipe, task) for task in tasks]
-        count = sum(at_once or bool(parts) for at_once, parts in with_jobs)
-        if "received" in self._stages:
-            count += sum(recipe.evaluation.is_due(number, rounds, False) for number in range(1, rounds + 1))
-            count += bool(final)
-        return count
+        usual = most // self._limits.runs
+        return Answer("scores", (), tuple(dict.fromkeys(figures)), nbytes, usual, most, rows, "test and validation")
 
     def _model(self) -> Answer:
         """The answer to the request to write its model."""
         told = self._node.finish(self._message)
-        sent = decode_body(told.body) if told.body else {}
-        tensors = {
-            f"{stage} {name}": tensor
-            for stage, parts in sent.items()
-            for part in parts
-            for name, tensor in flatten(part).items()
-        }
-        return Answer(
-            "model at the end" if tensors else "end, without a model",
-            1,
-            self._limits.most("finish", 1),
-            _described(tensors),
-            tuple(told.facts),
-            sum(tensor.nbytes for tensor in tensors.values()) + facts_nbytes(told.facts),
-            self._client.n if tensors else 0,
-            "training" if tensors else "",
-        )
+        stages = decode_body(told.body) if told.body else {}
+        made = [(stage, flatten(part)) for stage, parts in stages.items() for part in parts]
+        tensors = {f"{stage} {name}": tensor for stage, part in made for name, tensor in part.items()}
+        nbytes = facts_nbytes(told.facts) + sum(tensor.nbytes for tensor in tensors.values())
+        most = self._limits.most("finish", 1)
+        if not tensors:
+            return Answer("end, without a model", (), tuple(told.facts), nbytes, 1, most)
+        names = _described(tensors)
+        return Answer("model at the end", names, tuple(told.facts), nbytes, 1, most, self._client.n, "training")
 
-    def _epsilons(self, sent: Sequence[tuple[_Upload, int]]) -> list[dict[str, float]]:
-        """By unit, of uploads that are sent so often in a run; and of all that are answered at most."""
-        most = [(upload, self._limits.most("train", times)) for upload, times in sent]
-        return [self._epsilon(sent, 1), self._epsilon(most, self._limits.runs)]
-
-    def _epsilon(self, sent: Sequence[tuple[_Upload, int]], once: int) -> dict[str, float]:
-        """once: how often what is the same whenever it is sent can be another after all."""
-        every = [replace(one, times=one.times * times) for upload, times in sent for one in upload.releases]
+    def _epsilon(self, sent: Sequence[tuple[Sequence[Release], int]], once: int) -> dict[str, float]:
+        """By unit, of releases that are made so often. once: how often one with the same numbers can have others."""
+        every = [replace(one, times=one.times * times) for releases, times in sent for one in releases]
         account = [replace(one, times=once if one.once else n) for one, n in group_releases(every).items()]
         by_unit = {unit: [one for one in account if one.unit == unit] for unit in UNITS}
         return {unit: compute_epsilon(found, self._recipe.privacy.delta) for unit, found in by_unit.items() if found}
@@ -340,38 +290,15 @@ class _TrialData(DataCache):
         return self._recipes.public(recipe)
 
 
-@dataclass(frozen=True)
-class _Upload:
-    """What leaves the client in an exchange, at most.
-
-    sums: names of figures that the method adds up in training. totals: which of it only totals of all clients show.
-    """
-
-    tensors: tuple[str, ...]
-    nbytes: int
-    sums: tuple[str, ...]
-    releases: tuple[Release, ...]
-    totals: tuple[str, ...]
-
-    @property
-    def names(self) -> list[str]:
-        """Of its tensors, whose shapes may be others in another round."""
-        return [tensor.rsplit(" ", 2)[0] for tensor in self.tensors]
-
-
 class _Recorder(Plugin):
-    """Notes what one client sends.
-
-    Attributes:
-        uploads: by the round, "first", "later" or "final", and the exchange's name.
-    """
+    """Notes what one client sends: `noted`, by the round, "first", "later" or "final", and the exchange's name."""
 
     name = "answers of a trial"
 
     def __init__(self, client: int) -> None:
         super().__init__()
         self._client = client
-        self.uploads: dict[tuple[str, str], _Upload] = {}
+        self.noted: dict[tuple[str, str], _Noted] = {}
         self._counted = 0  # releases in the round
 
     def select(self, round: Round) -> None:
@@ -386,16 +313,15 @@ class _Recorder(Plugin):
             if left.client_id != self._client or not left.counts:
                 continue
             released = round.notes["privacy"].get(self._client, [])
-            known = UploadContext(round.method, round.server, self._client, job.message)
-            when = "final" if job.is_final else "first" if round.number == 1 else "later"
-            self.uploads[when, job.exchange.name] = _Upload(
-                _described(flatten(left.message)),
-                largest_nbytes(round.method.upload_form, left.message, known),
-                tuple(left.sums),
-                tuple(released[self._counted :]),
-                (f"'{ADDENDS}' in a total",) if ADDENDS in left.message else (),
-            )
+            releases = tuple(released[self._counted :])
             self._counted = len(released)
+            known = UploadContext(round.method, round.server, self._client, job.message)
+            figures = (*_FIGURES, *left.sums)
+            nbytes = largest_nbytes(round.method.upload_form, left.message, known) + _NUMBER * len(figures)
+            hidden = [f"noise on {one.what}" for one in releases] + [_IN_TOTAL] * (ADDENDS in left.message)
+            upload = Answer("", _described(flatten(left.message)), figures, nbytes, hidden_by=(*dict.fromkeys(hidden),))
+            when = "final" if job.is_final else "first" if round.number == 1 else "later"
+            self.noted[when, job.exchange.name] = upload, releases
 
 
 def _described(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -404,6 +330,11 @@ def _described(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
         f"{name} {'x'.join(map(str, tensor.shape)) or '1'} {str(tensor.dtype).removeprefix('torch.')}"
         for name, tensor in tensors.items()
     )
+
+
+def _names(upload: Answer) -> list[str]:
+    """Of its tensors, whose shapes may be others in another round."""
+    return [tensor.rsplit(" ", 2)[0] for tensor in upload.tensors]
 
 
 # the page -----------------------------------------------------------------------------------------------------------
@@ -420,7 +351,6 @@ def _page(table: AnswerTable) -> Iterator[str]:
         Column("bits\na row", [formatted(one.bits_per_row, ",.0f") for one in answers]),
         Column("of rows", [one.part or NOT_KNOWN for one in answers], words=True),
         Column("hidden by", [", ".join(one.hidden_by) or "nothing" for one in answers], words=True),
-        Column("epsilon", [_epsilons(one.epsilon, one.epsilon_at_most) for one in answers], words=True),
     ]
     yield table.title
     yield ""
@@ -429,22 +359,13 @@ def _page(table: AnswerTable) -> Iterator[str]:
     for one in answers:
         parts = [*_shortened(one.tensors, "tensors"), *_shortened(one.figures, "figures")]
         yield wrapped(f"{one.name}: {'; '.join(parts)}", _WIDTH)
-    if table.epsilon:
-        told = _epsilons(table.epsilon, table.epsilon_at_most)
-        yield wrapped(f"epsilon of all answers, in a run and at most, with delta {table.delta:g}: {told}", _WIDTH)
+    for unit, value in table.epsilon.items():
+        most = table.epsilon_at_most[unit]
+        yield wrapped(
+            f"epsilon of a {unit} at delta {table.delta:g}: {value:.3g} in a run, {most:.3g} of all answers", _WIDTH
+        )
 
 
 def _shortened(names: Sequence[str], what: str) -> list[str]:
-    if not names:
-        return []
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return [f"{what} {', '.join(names[:_SHOWN])}{more}"]
-
-
-def _epsilons(usual: Mapping[str, float], most: Mapping[str, float]) -> str:
-    """``"3.2 to 6.5 (sample)"``, of a run and at most."""
-    told = []
-    for unit, value in usual.items():
-        more = f" to {most[unit]:.3g}" if most[unit] > value else ""
-        told.append(f"{value:.3g}{more} ({unit})")
-    return "; ".join(told) or NOT_KNOWN
+    return [f"{what} {', '.join(names[:_SHOWN])}{more}"] if names else []

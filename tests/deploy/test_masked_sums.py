@@ -156,6 +156,28 @@ def test_nodes_give_the_numbers_of_one_process_and_send_no_addends_bare(tmp_path
         assert 118 < drawn.mean() < 137, "uniform bytes, of which small numbers have few"
 
 
+class Killed(BaseException):
+    """The server's end."""
+
+
+@pytest.mark.parametrize(("method", "number"), [("closed-form", 1), ("fedavg", 2)])
+def test_a_server_that_died_while_a_total_was_opened_resumes(tmp_path: Path, method: str, number: int) -> None:
+    """Some nodes have answered: they help to open the total of the same clients once more."""
+    recipe = summing(method)
+    wire = six(recipe, tmp_path)
+
+    def die(node: int, envelope: Envelope) -> Answer | None:
+        if (node, envelope.kind, envelope.facts.get("round")) == (FIRST_NODE + 4, "unmask", number):
+            raise Killed
+        return None
+
+    wire.fault = die
+    with pytest.raises(Killed):
+        served(recipe, wire)
+    wire.fault = lambda node, envelope: None
+    assert records(served(recipe, wire, resume=True)) == records(build_federation(recipe, data=DATA).run())
+
+
 @pytest.mark.parametrize("kind", ["keys", "shares", "train", "unmask"])
 def test_a_third_may_vanish_at_any_stage(tmp_path: Path, kind: str) -> None:
     recipe = summing()

@@ -26,20 +26,6 @@ Numbers:         W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y),  b = 
                  y) as one class; y is in each client's own unit.
 No network is trained or sent. But for class means alone, any grouping of the rows gives the same W.
 
-In print, on features of a pre-trained network:
-    GH-OFL (Turazza et al., ICLR 2026, arXiv:2602.01186)   GH-LDA: these sums and this classifier
-    Fed3R (Fani et al., ICML 2024, arXiv:2406.01116)       ridge regression onto one-hot classes, from sums; Fed3R-RF on
-                                                           random features; Only Local Labels (the same, IEEE Access
-                                                           2025): a client's own classes alone are scored
-    AFL (He et al., CVPR 2025, arXiv:2405.16240)           the same regression, of which any partition gives one
-    FedCGS (Guan et al., 2025, arXiv:2503.06962)           class means and covariance from sums, in one exchange
-    FedCOF (Goswami et al., NeurIPS 2025, arXiv:2412.14326)  the covariance from the clients' class means
-    Fan et al. (2025, arXiv:2508.10732)                    a common and a personal closed form for each client
-    Alsulaimawi (2026, arXiv:2601.08216)                   ridge regression by one release of sums with noise
-    Quan et al. (2026, arXiv:2603.12977)                   clients and rows taken out of the sums, exactly
-on features that are learnt: FedLDA (FL@FM 2023), pFedFDA (McLaughlin and Su, NeurIPS 2024, arXiv:2411.00329).
-The classifier is Friedman's (regularized discriminant analysis, JASA 1989), temperatures are those of Guo et al. (ICML
-2017). Ours are maps that nobody trained, and each client's own class shares.
 Shapes: D features, C classes, N rows; ' transposes; a number in float64 counts as two.
 Sent: down 2 (C D + 2 C), D features, whenever it changes; up once D (D + 1) + 2 (C D + C), D features (texts, and class
 means alone: 2 (C D + C)). Kept: client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k.
@@ -145,7 +131,7 @@ class ClosedForm(Method):
         holds = get_tensor(client.state, "solved") if "solved" in client.state else torch.tensor(0)
         if client.state.get("heard"):
             return {"holds": holds}
-        phi = self._map_of(client)
+        phi = self._phi_of(client)
         has_products = not self.sends_means and (not client.classes or "words" not in phi.tensors)
         sums = sums_of_rows.sum_rows(client, phi, self.views, has_products)  # n_k, M_k, S_k
         made: Message = {"holds": holds, "sums": self._as_sent(client, sums)}
@@ -155,7 +141,7 @@ class ClosedForm(Method):
     def auxiliary_model(self) -> AuxiliaryModel | None:
         return None if self.map in _MAPS else AuxiliaryModel(self.map, frozen=True)
 
-    def _map_of(self, client: Client) -> FeatureMap | NetworkMap:
+    def _phi_of(self, client: Client) -> FeatureMap | NetworkMap:
         """phi, made the first time."""
         if self.auxiliary_model is not None:
             return network_map.map_of(client, self.unit_features)
@@ -179,7 +165,7 @@ class ClosedForm(Method):
         """Whether filters of images are those of photographs."""
         return self.map in {"default", "photographs"}
 
-    def _map(self, model: Any, tensors: Group) -> FeatureMap | NetworkMap:
+    def _phi(self, model: Any, tensors: Group) -> FeatureMap | NetworkMap:
         return FeatureMap(tensors) if self.auxiliary_model is None else network_map.network_map(model, tensors)
 
     def _as_sent(self, client: Client, sums: Group) -> Group:
@@ -302,7 +288,7 @@ class ClosedForm(Method):
 
     # client: the model ----------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        self._map_of(client)
+        self._phi_of(client)
         if "solved" in message:
             client.state["solved"] = get_tensor(message, "solved").clone()
             client.state.pop("solution", None)  # where all who had sent something have been forgotten, none follows
@@ -335,7 +321,7 @@ class ClosedForm(Method):
     def _scores(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """Scores (N, C) without class shares, or numbers (N, 1); float64."""
         solution: Group = context["solution"]
-        phi_ND = in_float64(self._map(model, context["map"])(x))
+        phi_ND = in_float64(self._phi(model, context["map"])(x))
         return phi_ND @ solution["weight"].to(phi_ND) + solution["bias"].to(phi_ND)
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
@@ -421,7 +407,7 @@ class ClosedForm(Method):
 
     @property
     def exposed(self) -> Exposed | None:
-        return Exposed("sums", "sums", self._map_of, sums=self._sums_in)
+        return Exposed("sums", "sums", self._phi_of, sums=self._sums_in)
 
     def _sums_in(self, upload: Message) -> Group:
         sums = get_group(upload, "sums")

@@ -34,6 +34,7 @@ class Shown:
         self.parameters: dict[str, str] = {}
         self.points: dict[str, list[tuple[int, float]]] = {}
         self.is_done: bool | None = None
+        self.name = ""
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
@@ -68,8 +69,9 @@ class StandIn:
     def done(self, is_done: bool | None) -> None:
         self.shown.is_done = is_done
 
-    def begin(self) -> Any:
+    def begin(self, name: str = "") -> Any:
         self.shown = Shown()
+        self.shown.name = name
         return self.run("id")
 
     def run(self, known: str) -> Any:
@@ -83,7 +85,7 @@ class StandIn:
 
         self.asked.append(address)
         client = MagicMock(get_run=self.run, log_batch=log_batch)
-        client.create_run = lambda experiment, run_name, tags: self.begin()
+        client.create_run = lambda experiment, run_name, tags: self.begin(run_name)
         client.get_metric_history = lambda run, name: [Mock(step=step) for step, _ in self.shown.points.get(name, ())]
         client.update_run = lambda run, status: self.done(None)
         client.set_terminated = lambda run, status: self.done(status == "FINISHED")
@@ -160,10 +162,16 @@ def test_a_resumed_run_is_one_run_that_has_every_round_once(
     assert found.points["accuracy/received/mean"][-1] == (5, records[-1]["accuracy"]["received"]["mean"])
     assert found.points["bytes_up"][-1] == (5, records[-1]["bytes_up"])
     assert found.points["result/accuracy"] == [(5, result["accuracy"])]
+    assert found.points["result/f1"] == [(5, result["metrics"]["received"]["f1"]["mean"])]
     assert found.parameters["training.rounds"] == "5"
     assert found.parameters["method.name"] == "fedavg"
     assert found.is_done is True
     assert load_runs([out])[0].result is not None  # though Weights & Biases makes links in its own folder
+
+
+def test_runs_of_a_sweep_are_told_apart_by_their_settings(tmp_path: Path, stand_in: StandIn) -> None:
+    federation(tmp_path / "lr=0.1" / "seed-0", LOGGERS["mlflow"]()).run()
+    assert stand_in.shown.name == "fedavg lr=0.1 seed 0"
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])

@@ -67,7 +67,9 @@ class Tracker(abc.ABC):
         if info.get("out") is None:
             raise ConfigError(f"expected a run folder for {self.package}, got a run without one")
         self._out = Path(info["out"])
-        self._name = f"{info.get('label') or info.get('method')} seed {info.get('seed')}"
+        swept = self._out.parent.name  # a sweep calls its folders after its settings
+        settings = f" {swept}" if "=" in swept else ""
+        self._name = f"{info.get('label') or info.get('method')}{settings} seed {info.get('seed')}"
         self._begin = int(info.get("start_round") or 1)
         self._is_open = self._has_failed = False
 
@@ -90,6 +92,8 @@ class Tracker(abc.ABC):
                     self._open()
                 score = main_score_of(result).name
                 numbers = {key: result.get(key) for key in (*(f"{score}{kind}" for kind in _SCORES), *_OTHERS)}
+                metrics = result["metrics"].get(result["evaluation"]["stage"], {})
+                numbers |= {name: summary["mean"] for name, summary in metrics.items()}
                 final = {f"result/{key}": float(value) for key, value in numbers.items() if value is not None}
                 self.log(final, self._last)
             if self._is_open:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, clone, flatten, from_bytes, shallow_copy, to_bytes
+from polyfed.core.message import Message, clone, flatten, shallow_copy
 from polyfed.core.method import Batch, Context, Method, StepResult
 from polyfed.core.randomness import keep_global_rng
 from polyfed.core.server import Server
@@ -73,9 +73,9 @@ class Observation:
         first_weights: all clients' weights after the first round.
         sent: client -> what came down to it in each main exchange.
         offenses: (kind, what was seen): "written" into what was given, "draws" from a global generator, "alias" of
-            another's memory, "broadcast" that is not repeatable, "bytes" that are no longer the message, "state" in the
-            method object; "impure" and "oracle" of the loss in the second step of each client's second round, under
-            torch.func of one client of each network.
+            another's memory, "broadcast" that is not repeatable, "state" in the method object; "impure" and
+            "oracle" of the loss in the second step of each client's second round, under torch.func of one client of
+            each network.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Observation:
             self.first_weights = {name: t.clone() for name, t in fixtures.weights(self.federation).items()}
         before = {name: id(t) for name, t in flatten(server.state).items()}
         first = call(server, number)
-        self._look_at_message("broadcast", first)
+        self._all_tensors("broadcast", "a message", first)
         self._all_tensors("the method", "a state", server.state)
         if server.exchange == "train":
             self.sent.setdefault(number, []).append(flatten(first))
@@ -169,7 +169,7 @@ class Observation:
 
     def _upload(self, call: Callable[..., Message], client: Client, trained: Any) -> Message:
         message = call(client, trained)
-        self._look_at_message("upload", message)
+        self._all_tensors("upload", "a message", message)
         self._all_tensors("the method", "a state", client.state)
         return message
 
@@ -226,11 +226,6 @@ class Observation:
                 self._note(kind, str(error))
             except Exception as error:  # of the loss or the oracle, called with what the property makes
                 self._note(kind, f"{self.method.name}: {kind_and_line(error)}")
-
-    def _look_at_message(self, hook: str, message: Message) -> None:
-        self._all_tensors(hook, "a message", message)
-        if found := fixtures.difference(flatten(message), flatten(from_bytes(to_bytes(message)))):
-            self._note("bytes", f"a message is not what it was when it arrives: {found}")
 
     def _all_tensors(self, who: str, where: str, message: Message) -> None:
         """Whether a message or a state holds nothing but tensors."""

@@ -554,11 +554,6 @@ def scored_together_alike(kit: ConformanceKit) -> None:
             kit.same(first, other, "its `receive` keeps something of a client's own, and is marked `loads_message`")
 
 
-def messages_survive_their_way(kit: ConformanceKit) -> None:
-    """What arrives is what was sent: messages and their bytes, there and back."""
-    kit.no_offense("bytes")
-
-
 def expected_bytes(kit: ConformanceKit) -> None:
     """The bytes are those of the paper's formula."""
     if kit.expected_bytes is None:

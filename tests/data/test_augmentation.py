@@ -1,4 +1,4 @@
-"""Augmentation: crops found again in the padded image, shifts in the series, and the views that stand for them."""
+"""Augmentation: crops found again in the padded image, and the views that stand for them."""
 
 from __future__ import annotations
 
@@ -74,36 +74,13 @@ def test_views_are_the_image_and_shifts_by_half_the_padding(size: tuple[int, int
     assert torch.equal(torch.stack(unflipped), torch.stack([view(x) for view in views[:5]]))
 
 
-def series(count: int = 200, steps: int = 24) -> Tensor:
-    return torch.randn(count, 2, steps, generator=seeded())
-
-
-def shifted(one: Tensor, by: int) -> Tensor:
-    """A series (C, L) as it is `by` steps later, its outermost values repeated."""
-    last = one.shape[1] - 1
-    return torch.stack([one[:, min(max(step + by, 0), last)] for step in range(last + 1)], dim=1)
-
-
-def test_series_are_shifted_by_a_tenth_at_most() -> None:
-    x = series()
-    out = augmented(x, seeded(), "shift")
-    found = [
-        [by for by in range(-4, 5) if torch.equal(after, shifted(before, by))]
-        for before, after in zip(x, out, strict=True)
-    ]
-    assert sorted({by for (by,) in found}) == [-2, -1, 0, 1, 2]
-    views = [view(x) for view in named("shift").views(x.shape[1:])]
-    expected = [torch.stack([shifted(one, by) for one in x]) for by in (0, -1, 1, -2, 2)]
-    assert torch.equal(torch.stack(views), torch.stack(expected))
-
-
-@pytest.mark.parametrize(("x", "name"), [(pictures(), "crop-flip"), (series(), "shift")], ids=["crop-flip", "shift"])
-def test_augment_repeats_by_generator_and_leaves_its_input(x: Tensor, name: str) -> None:
+def test_augment_repeats_by_generator_and_leaves_its_input() -> None:
+    x = pictures()
     before = x.clone()
-    assert torch.equal(augmented(x, seeded(), name), augmented(x, seeded(), name))
-    assert not torch.equal(augmented(x, seeded(), name), augmented(x, seeded(1), name))
+    assert torch.equal(augmented(x, seeded()), augmented(x, seeded()))
+    assert not torch.equal(augmented(x, seeded()), augmented(x, seeded(1)))
     generator = seeded()
-    assert not torch.equal(augmented(x, generator, name), augmented(x, generator, name))
+    assert not torch.equal(augmented(x, generator), augmented(x, generator))
     assert torch.equal(x, before)
 
 
@@ -113,5 +90,3 @@ def test_augmentations_by_name() -> None:
         augmentation("crop_flip")
     with pytest.raises(ConfigError, match=r"images of shape \(N, C, H, W\)"):
         augmented(torch.zeros(3, 4), seeded())
-    with pytest.raises(ConfigError, match=r"series of shape \(N, C, L\)"):
-        augmented(pictures(2), seeded(), "shift")

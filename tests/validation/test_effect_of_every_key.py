@@ -104,7 +104,9 @@ CASES: dict[str, Refused] = {
     "pretraining.lr": refused("set epochs above 0", lr=0.1),
     "training.momentum": refused("momentum is SGD's; with optimizer 'adam'", optimizer="adam", momentum=0.9),
     "training.class_weights": refused("expected a number for each of 10 classes, got 2", class_weights=[1.0, 2.0]),
-    "training.augmentation": refused("expects series, 'digits' has none", augmentation="shift"),
+    "training.augmentation": refused(
+        "expects images, 'csv:table.csv' has none", with_data(dataset=TABLE), augmentation="crop"
+    ),
     "evaluation.extra_stages": refused(
         "does nothing beside stage = 'personal'", stage="personal", extra_stages=["personal"]
     ),

@@ -87,7 +87,7 @@ class Training(Settings):
     augmentation: str = Field(
         "none",
         description="'none'; of images 'crop' (pad by an eighth of a side, random crop) or 'crop-flip' (and horizontal "
-        "flip); of series 'shift' (by a tenth of the steps at most, the outermost values repeated)",
+        "flip)",
     )
     class_weights: Literal["balanced"] | Annotated[list[Weight], Field(min_length=2)] | None = Field(
         None,

@@ -124,7 +124,7 @@ def check_normalization(recipe: Recipe, source: DatasetSource) -> Prepare:
     augment = augmentation(recipe.training.augmentation)
     if augment is not None and not augment.suits(source.train.x.shape[1:]):
         raise ConfigError(
-            f"training.augmentation '{recipe.training.augmentation}' expects {augment.kind}, '{source.name}' has none"
+            f"training.augmentation '{recipe.training.augmentation}' expects images, '{source.name}' has none"
         )
     return prepare
 

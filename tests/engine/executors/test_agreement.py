@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
@@ -108,20 +108,12 @@ class Thrice(Local):
 
 
 def cropped_and_flipped(**options: Any) -> Federation:
+    """Clients with unequal numbers of images that are changed in every batch."""
     x = torch.randint(0, 256, (14, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return augmented(x, lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3)), "crop-flip", options)
-
-
-def shifted(**options: Any) -> Federation:
-    x = torch.randn(14, 3, 30, generator=torch.Generator().manual_seed(0))
-    return augmented(x, lambda: nn.Sequential(nn.Conv1d(3, 2, 3), nn.Flatten(), nn.Linear(56, 3)), "shift", options)
-
-
-def augmented(x: Tensor, build: Callable[[], nn.Module], name: str, options: Mapping[str, Any]) -> Federation:
-    """Clients with unequal numbers of inputs that are changed in every batch."""
+    build = lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3))  # noqa: E731
     data = [LabeledSamples(x[:n], torch.arange(n) % 3) for n in (14, 9, 3)]
     members = [Client("net", samples, data[2]) for samples in data]
-    training = Training(rounds=2, batch_size=4, augmentation=name)
+    training = Training(rounds=2, batch_size=4, augmentation="crop-flip")
     federation = Federation(members, Local(), training, builders={"net": build}, **grouped(**options))
     federation.run()
     return federation
@@ -149,18 +141,11 @@ CASES: dict[str, Run] = {
     "phases on other data": of_kit(Thrice()),
     "some clients, at times": of_kit(FedAvg(), training={"client_fraction": 0.7}, availability=UNRELIABLE),
     "images cropped": cropped_and_flipped,
-    "series shifted": shifted,
     "a shared test set": shared_test_set,
 }
 QUICK = {
     "processes": ["two networks at each client", "another predictor", "exchanges and phases", "a shared test set"],
-    "vectorized": [
-        "a state at client and server",
-        "a final average",
-        "phases on other data",
-        "images cropped",
-        "series shifted",
-    ],
+    "vectorized": ["a state at client and server", "a final average", "phases on other data", "images cropped"],
 }
 
 

@@ -57,7 +57,8 @@ def unlike_own_data() -> None:
 
 def rows() -> None:
     """Accuracy against the labeled rows that a client has, trained on and for validation together."""
-    by_rows = {one.rows_per_client("training", "validation") or 0.0: one for one in settings("rows").values()}
+    images = [one for name, one in settings("rows").items() if name.startswith("rows-")]
+    by_rows = {one.rows_per_client("training", "validation") or 0.0: one for one in images}
     counts = sorted(by_rows)
     about = "CIFAR-10, ten clients, five networks, every label counted. Mean over seeds, 95 % intervals."
     figure, axes = empty_figure("What are the other clients' rows worth?", about)

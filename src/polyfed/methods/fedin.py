@@ -235,14 +235,14 @@ def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str
     for name, local in g_local.items():
         wide_in, wide_local = widened(g_in[name]), widened(local)
         if mode == "project":
-            mixed = wide_in + (_overlap(wide_local, wide_in).clamp(min=0) + 1.0) * wide_local
+            mixed = wide_in + (_minus_b_over_a(wide_local, wide_in).clamp(min=0) + 1.0) * wide_local
         else:
             mixed = torch.add(wide_in, wide_local, alpha=0.5 if mode == "simple" else 1.0)
         combined[name] = mixed.to(g_in[name].dtype)
     return combined
 
 
-def _overlap(g_local: Tensor, g_in: Tensor) -> Tensor:
+def _minus_b_over_a(g_local: Tensor, g_in: Tensor) -> Tensor:
     """-b/a; G_local is first divided by its largest entry, so that a stays in range."""
     unit, largest = _scaled(g_local.reshape(-1))
     a = unit @ unit

@@ -24,12 +24,11 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.client_scores import who_are_alike
 from polyfed.engine.executors.jobs import EvalJob
 from polyfed.engine.federation import Federation
-from polyfed.engine.method_wrappers import alone
 from polyfed.engine.uploads import find_mismatch
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted, kind_and_line, suggest
 from polyfed.own_methods import check_class
 from polyfed.testing import fixtures
-from polyfed.testing.fixtures import CLASSES, LABELS, SHORT, SIZES, TinyFederation, draw, received
+from polyfed.testing.fixtures import CLASSES, SHORT, SIZES, TinyFederation, draw, received
 from polyfed.testing.kit import ChangedValue, ConformanceKit, NotApplicable, is_fixed, others, replaced, subsets
 from polyfed.testing.observation import AggregationScene, ConformanceError, copy_server
 from polyfed.testing.spy import Spy, logged_seeds
@@ -527,13 +526,6 @@ class _Stop:
             raise KeyboardInterrupt
 
 
-def scoring_changes_nothing(kit: ConformanceKit) -> None:
-    """Scoring every round, and at other stages too, leaves the same weights."""
-    every = Evaluation(every_n_rounds=1, extra_stages=["received", "after_training", "personal"])
-    often = kit.run(evaluation=every)
-    kit.same(fixtures.state(kit.base), fixtures.state(often), "scoring in every round changes what is learnt")
-
-
 def scored_together_alike(kit: ConformanceKit) -> None:
     """Clients that are scored together, as `loads_message` allows, hold the same model once they have received."""
     federation = kit.base
@@ -752,36 +744,6 @@ def _trainable(federation: Federation) -> set[str]:
         network = federation.model_factory.module(client.architecture, variant)
         found |= {name for name, p in network.named_parameters() if p.requires_grad}
     return found
-
-
-# properties of a method with every client a federation of its own (`polyfed.engine.method_wrappers`) ------------------
-
-
-_ONE = 1  # the client whose data stay as they are
-
-
-def alone_knows_nobody(kit: ConformanceKit) -> None:
-    """What comes of a client that is alone does not depend on the data of the others, and nothing is sent."""
-    train = [draw(size, own, place) for place, (size, own) in enumerate(zip(SIZES, LABELS, strict=True))]
-    others = [
-        draw(size + 5, sorted({0, *own}), 10 + place)
-        for place, (size, own) in enumerate(zip(SIZES, LABELS, strict=True))
-    ]
-    others[_ONE] = train[_ONE]
-    before = kit.runs(kit.world(data=train), alone(kit.method))
-    after = kit.runs(kit.world(data=others), alone(kit.method))
-    kit.same(_of_one(before), _of_one(after), f"alone, client {_ONE} depends on the others' data")
-    for record in before.history:
-        sent = record["bytes_up"] + record["bytes_down"] + record["bytes_up_paper"]
-        if sent:
-            kit.fail(f"alone, {sent} bytes are counted in round {record['round']}, where nothing crosses")
-
-
-def _of_one(federation: Federation) -> dict[str, Tensor]:
-    """Everything of one client: its weights and state, what it would be sent, its server's state, its scores."""
-    whole = fixtures.state(federation) | fixtures.predictions(federation) | fixtures.sent(federation)
-    marks = (f"client {_ONE}: ", f"to client {_ONE}: ", f"server: client {_ONE}: ")
-    return {name: tensor for name, tensor in whole.items() if name.startswith(marks)}
 
 
 # all of them, the public functions of this module, in the order in which they are asked -----------------------------

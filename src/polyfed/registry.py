@@ -292,7 +292,7 @@ METHODS = _methods_in(Path(__file__).with_name("methods"))
 MODELS = Registry("model", package="polyfed.models.networks")
 
 DATASETS = Registry("dataset", package="polyfed.data.sources")  # "csv:" stands for all names that begin so
-_PARTITIONS = ("iid", "dirichlet", "quantity", "by_class", "by_group")
+_PARTITIONS = ("iid", "dirichlet", "by_class", "by_group")
 PARTITIONS = Registry("partition", {name: f"polyfed.data.partition:{name}" for name in _PARTITIONS})
 PLUGINS = Registry(  # in the order of their hooks
     "plugin",

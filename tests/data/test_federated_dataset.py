@@ -160,7 +160,6 @@ def test_global_test_without_an_official_side_is_a_stratified_part() -> None:
 DEALS: dict[str, dict[str, Any]] = {
     "iid": {},
     "dirichlet": {"dirichlet_alpha": 1.0},
-    "quantity": {"dirichlet_alpha": 5.0},
     "round_robin": {"partition": "by_class"},
     "shards": {"partition": "by_class", "class_assignment": "shards"},
     "shamsian": {"partition": "by_class", "class_assignment": "shamsian"},
@@ -368,7 +367,7 @@ def kept(**data: Any) -> dict[str, Any]:
 
 def test_keys_without_effect_are_left_out() -> None:
     assert set(kept(num_clients=3)) == ALWAYS
-    assert set(kept(partition="quantity")) == ALWAYS | {"dirichlet_alpha", "min_samples"}
+    assert set(kept(partition="dirichlet")) == ALWAYS | {"dirichlet_alpha", "min_samples"}
     by_user = {"partition": "by_group", "group_by": "user"}
     assert set(kept(**by_user)) == ALWAYS - {"num_clients"} | {"group_by"}
     assert kept(**by_user, num_clients=10)["num_clients"] == 10

@@ -23,7 +23,6 @@ from polyfed.data.partition import (
     draw_rows,
     iid,
     partition_like,
-    quantity,
 )
 from polyfed.errors import ConfigError
 from tests.helpers.refusals import refusal
@@ -178,7 +177,7 @@ def test_shamsian_warns_of_whole_shares_that_stay_unused() -> None:
         (by_class, labels(), 10, {"classes_per_client": 11}, "at most 10 classes"),
         (by_class, np.array([0] * 30 + [1]), 4, {"classes_per_client": 1}, "client 3 has none"),
         (iid, np.array([0, 1, 2]), 4, {}, "as many clients as rows"),
-        (quantity, np.zeros(100, dtype=int), 2, {"min_samples": 51}, "min_samples of at most 50"),
+        (dirichlet, np.zeros(100, dtype=int), 2, {"min_samples": 51}, "min_samples of at most 50"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(
@@ -354,19 +353,3 @@ def test_a_test_side_of_other_users_says_how_to_test_them() -> None:
 )
 def test_by_group_refuses(options: dict[str, Any], problem: str) -> None:
     assert problem in refusal(lambda: deal(users([1, 1, 2, 2, 3, 3] * 4, None), **options))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 12), st.floats(0.01, 100), st.integers(1, 20), st.integers(0, 999))
-def test_quantity_uses_every_row_and_keeps_the_minimum(clients: int, alpha: float, least: int, seed: int) -> None:
-    y = np.arange(251) % 5
-    partition = quantity(y, clients, generator(seed), alpha, least)
-    assert sorted(itertools.chain(*(rows.tolist() for rows in partition.rows))) == list(range(251))
-    assert min(map(len, partition.rows)) >= least
-
-
-def test_sizes_are_the_drawn_proportions() -> None:
-    partition = quantity(np.zeros(10_000, dtype=int), 8, generator(3), alpha=0.7, min_samples=10)
-    share = np.random.default_rng(3).dirichlet([0.7] * 8)  # the first thing drawn
-    sizes = np.array([len(rows) for rows in partition.rows])
-    assert (np.abs(sizes - (10 + share * (10_000 - 80))) < 1).all()

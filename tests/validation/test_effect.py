@@ -100,7 +100,6 @@ def test_what_is_laid_over_takes_along_what_was_said_of_the_old_value(path: Path
     assert Recipe.load(path).data.dirichlet_alpha == 0.1
     for laid in (Recipe.load(path, ["data.partition=iid"]), Recipe.load(path, preset="alike")):
         assert (laid.data.partition, laid.data.dirichlet_alpha) == ("iid", 0.5)
-    assert Recipe.load(path, ["data.partition=quantity"]).data.dirichlet_alpha == 0.1  # acts there, too
     assert Recipe.load(path, ["method.noise_std=0"]).chosen_method == FedIN(projection="fixed", projection_grid=2)
     assert Recipe.load(path, ["method.projection=none"]).chosen_method == FedIN(noise_std=0.8, noise_where="message")
     assert Recipe.load(path, ["method.kernel.similarity=linear"], method="fedhenn").chosen_method == FedHeNN()
@@ -113,8 +112,8 @@ def test_what_is_laid_over_takes_along_what_was_said_of_the_old_value(path: Path
 def test_what_was_itself_laid_over_is_told(path: Path) -> None:
     said = refusal(lambda: Recipe.load(path, ["data.partition=iid", "data.dirichlet_alpha=0.2"]))
     assert said == (
-        "data: dirichlet_alpha = 0.2 does nothing beside partition = 'iid'; set partition to 'dirichlet' or "
-        "'quantity', or leave dirichlet_alpha at 0.5"
+        "data: dirichlet_alpha = 0.2 does nothing beside partition = 'iid'; set partition to 'dirichlet', "
+        "or leave dirichlet_alpha at 0.5"
     )
     assert refusal(lambda: Recipe.load(path, ["data.classes_per_client=3"])).startswith("data: classes_per_client = 3")
     path.write_text(TEXT)

@@ -38,7 +38,6 @@ from polyfed.data.partition import (
     hash_groups,
     iid,
     partition_like,
-    quantity,
     split_rows,
 )
 from polyfed.data.samples import ClientData, LabeledSamples, fill_missing, own_means, target_scale
@@ -47,11 +46,9 @@ from polyfed.escaping import client_text, one_line
 from polyfed.registry import PARTITIONS, suggest
 
 _NAMED = 5  # groups in a message
-_ALPHA = {"alpha": "dirichlet_alpha", "min_samples": "min_samples"}
 _SETTINGS: tuple[tuple[Any, dict[str, str]], ...] = (  # parameter -> key, of our own partitions; others get none
     (iid, {}),
-    (dirichlet, _ALPHA),
-    (quantity, _ALPHA),
+    (dirichlet, {"alpha": "dirichlet_alpha", "min_samples": "min_samples"}),
     (by_class, {"classes_per_client": "classes_per_client", "class_assignment": "class_assignment"}),
 )
 

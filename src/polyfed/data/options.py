@@ -21,7 +21,7 @@ OF_TEXTS = ("text_column", "vocab_size", "max_length", "word_vectors", "tokens")
 OF_TABLES = (*OF_FILES, "feature_columns", "category_columns", "categories", "features", "missing_values")
 PARTITION = ", ".join(f"'{name}'" for name in PARTITIONS)
 _OF_ANY = ("dataset", "root", "image_size", "task", "beside")  # keys that no data set refuses as such
-_SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
+_SKEWED = ActsWith("partition", ("dirichlet",))
 _BY_CLASS = ActsWith("partition", ("by_class",))
 _BY_GROUP = ActsWith("partition", ("by_group",))
 Positive = Annotated[int, Field(ge=1)]
@@ -173,11 +173,11 @@ class PartitionSettings(Settings):
     num_clients: Positive = Field(10, description="clients; by_group: default: one for each value of group_by")
     partition: Any = Field("iid", description=PARTITION)
     dirichlet_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False), _SKEWED] = Field(
-        0.5, description="dirichlet, quantity: small is more skewed"
+        0.5, description="dirichlet: small is more skewed"
     )
-    min_samples: Annotated[Positive, ActsWith("partition", ("dirichlet", "quantity", "by_group"))] = Field(
+    min_samples: Annotated[Positive, ActsWith("partition", ("dirichlet", "by_group"))] = Field(
         10,
-        description="dirichlet, quantity: least number of rows of a client; by_group: values with fewer rows "
+        description="dirichlet: least number of rows of a client; by_group: values with fewer rows "
         "are left out, by default none",
     )
     classes_per_client: Annotated[Positive, _BY_CLASS] = Field(2, description="by_class: how many each client holds")

@@ -1,9 +1,8 @@
 """Who gets which rows: index partitions of a labeled data set, every row accounted for.
 
 ``iid`` and ``dirichlet`` (as FedIN deals), ``by_class`` with three assignments: "shards" (as FedRep and FedHeNN),
-"shamsian" (as FedGH, after Shamsian et al.) and "round_robin"; ``quantity``, where only the clients' sizes differ;
-``by_group``, by whom the rows come from. A partition also records which share of every class each client was assigned,
-so that a test side can be assigned alike.
+"shamsian" (as FedGH, after Shamsian et al.) and "round_robin"; ``by_group``, by whom the rows come from. A partition
+also records which share of every class each client was assigned, so that a test side can be assigned alike.
 
 Which rows of a class a client gets is always drawn: a file may be in the order of time, or of people, and
 its first rows are then no fair part of it.
@@ -103,7 +102,11 @@ def dirichlet(
         ConfigError: a minimum that cannot be met, or one that 1000 draws did not meet.
     """
     labels, class_count = check_labels(y, clients, class_count)
-    _check_enough(min_samples, clients, len(labels))
+    if clients * min_samples > len(labels):
+        raise ConfigError(
+            f"expected at least {clients * min_samples} rows for {clients} clients with min_samples {min_samples}, got "
+            f"{len(labels)}; use fewer clients or a min_samples of at most {len(labels) // clients}"
+        )
     counts_C = np.bincount(labels, minlength=class_count)
     best = -1
     for _ in range(_TRIES):
@@ -151,36 +154,6 @@ def _dirichlet_shares(open_K: NDArray[np.bool_], rng: np.random.Generator, alpha
         share_K[rng.choice(np.flatnonzero(open_K))] = 1
     shares: NDArray[np.float64] = share_K / share_K.sum()
     return shares
-
-
-def quantity(
-    y: ArrayLike,
-    clients: int,
-    rng: np.random.Generator,
-    alpha: float = 0.5,
-    min_samples: int = 10,
-    class_count: int | None = None,
-) -> Partition:
-    """Quantity skew: sizes that differ, labels as in the whole.
-
-    Every client gets `min_samples` rows, and what is left goes by proportions drawn from Dirichlet(alpha 1_K), rounded
-    by largest remainder; which rows is a random permutation. So every row is used and one draw always does. (Li et al.,
-    ICDE 2022, draw until the smallest client is large enough, which at K = 100 and alpha = 0.5 hardly ever ends.)
-
-    Args:
-        y, clients, rng, class_count: as of `iid`.
-        alpha: concentration; small means that few clients hold nearly everything, large means equal sizes.
-        min_samples: smallest number of rows per client.
-
-    Raises:
-        ConfigError: a minimum that cannot be met.
-    """
-    labels, class_count = check_labels(y, clients, class_count)
-    _check_enough(min_samples, clients, len(labels))
-    left = len(labels) - clients * min_samples
-    share_K = _dirichlet_shares(np.ones(clients, dtype=bool), rng, alpha)
-    sizes_K = min_samples + largest_remainder(left * share_K, left, np.zeros(clients, dtype=np.int64))
-    return sorted_partition(cut_rows(rng.permutation(len(labels)), sizes_K), labels, class_count)
 
 
 def by_class(
@@ -443,14 +416,6 @@ def check_integer(name: str, value: Any, least: int) -> int:
         raise ConfigError(f"expected {name} to be a whole number >= {least}, got {value!r}")
     check_values(int(value), name)
     return int(value)
-
-
-def _check_enough(min_samples: int, clients: int, rows: int) -> None:
-    if clients * min_samples > rows:
-        raise ConfigError(
-            f"expected at least {clients * min_samples} rows for {clients} clients with min_samples {min_samples}, got "
-            f"{rows}; use fewer clients or a min_samples of at most {rows // clients}"
-        )
 
 
 def largest_remainder(quota: NDArray[np.floating[Any]], total: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -105,6 +105,17 @@ def test_sums_of_a_closed_form_are_one_answer_whatever_is_asked(case: str) -> No
     assert ("secure" in case) == played.get("own_counts_by_invented_others", False)
 
 
+def test_the_page_has_what_secure_sums_cost() -> None:
+    page = " ".join((ROOT / "docs" / "secure-sums.md").read_text(encoding="utf-8").split())
+    plain, whole, *killed = json.loads((ROOT / "benchmarks" / "secure-sums.json").read_text())
+    assert f"{sum(whole['bytes'].values()) / sum(plain['bytes'].values()):.2f} times the bytes" in page
+    assert [(one["killed_at"], one["killed"], one["summed"]) for one in killed] == [
+        *((kind, 3, 17) for kind in ("keys", "shares", "train")),
+        ("unmask", 3, 20),
+    ]
+    assert max(one["difference"] for one in [whole, *killed]) < 1e-8
+
+
 def test_the_bare_loop_takes_the_steps_of_the_library() -> None:
     """The same weights, order and rate: its epoch is Local's, so that what is compared is the same work."""
     module = runpy.run_path(str(ROOT / "benchmarks" / "reference_job.py"))

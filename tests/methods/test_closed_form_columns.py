@@ -224,6 +224,11 @@ def test_other_methods_that_take_unlike_columns_and_those_that_do_not(tmp_path: 
     assert taken == {"closed-form-columns", "fd", "fedgh", "fedproto", "fedtgp", "lgfedavg", "local"}
 
 
+def test_a_client_is_forgotten_by_a_new_run() -> None:
+    with pytest.raises(PolyfedError, match="one round of a new run without the client forgets it"):
+        ClosedFormColumns().remembered({})
+
+
 def test_ids_of_words_are_refused() -> None:
     network = torch.nn.Sequential(torch.nn.Embedding(3, 2), torch.nn.Flatten(), torch.nn.Linear(4, 2))
     client = Client(network, (torch.zeros(4, 2, dtype=torch.int64), torch.arange(4) % 2))

@@ -217,6 +217,12 @@ class ClosedFormColumns(Method):
         weight, bias = column_moments.discriminant(gaussian, self.shrinkage)
         return {"weight": weight, "bias": bias, "fill": fill_D, "shares": rows_C / rows_C.sum().clamp(min=1)}
 
+    def remembered(self, state: State) -> Collection[int]:
+        raise ConfigError(
+            f"{self.name}: expected another method where clients are to be forgotten, as the scale of columns "
+            "is of everybody's rows; one round of a new run without the client forgets it"
+        )
+
     # declared ---------------------------------------------------------------------------------------------------------
     name = "closed-form-columns"
     evaluation_stage = "received"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 _Found = TypeVar("_Found")
+_DRAWING = threading.RLock()  # held by the thread that draws from seeded global generators
 _DRAWS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # whether a network draws when it trains nothing
 
 
@@ -61,14 +63,22 @@ def deal(names: Sequence[str], assignment: str, count: int, seed: int, purpose: 
 
 @contextlib.contextmanager
 def keep_global_rng() -> Iterator[None]:
-    """The global generators of PyTorch, Python and NumPy are put back after a block as they were."""
+    """The global generators of PyTorch, Python and NumPy are put back after a block as they were.
+
+    Threads share them: nobody's are put back while another thread draws in a `seeded_global_rng`.
+    """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
+    with _DRAWING:
+        torchs = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
         pythons = random.getstate()
         numpys = np.random.get_state()
-        try:
-            yield
-        finally:
+    try:
+        yield
+    finally:
+        with _DRAWING:
+            torch.set_rng_state(torchs[0])
+            for device, state in zip(devices, torchs[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
             random.setstate(pythons)
             np.random.set_state(numpys)
 
@@ -79,17 +89,18 @@ def seed_global_rng(seed: int) -> None:
     Layer initialization and dropout draw from the global generator and take no other, and so do forwards that call
     `random.random()`; this is how they are made a function of (seed, purpose, round, client) all the same.
     """
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed also queues a seeding of absent GPUs, per call
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
+    with _DRAWING:
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed also queues a seeding of absent GPUs, per call
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
 
 
 @contextlib.contextmanager
 def seeded_global_rng(seed: int) -> Iterator[None]:
-    """Both, for a block."""
-    with keep_global_rng():
+    """Both, for a block, which threads have one after the other."""
+    with _DRAWING, keep_global_rng():
         seed_global_rng(seed)
         yield
 

@@ -285,3 +285,8 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert capsys.readouterr().err.count("already done") == 5
     assert Path("all/comparison.csv").read_text() == before
     assert "--controls" in json.loads(Path("all/compare.json").read_text())["command"]
+
+
+def test_alone_nothing_is_summed() -> None:
+    recipe = Recipe.from_dict({**SMALL, "method": {"name": "closed-form"}, "secure_sums": {"enabled": True}})
+    assert not recipe.choose_alone("closed-form").secure_sums.enabled

@@ -202,14 +202,15 @@ class Recipe(Settings):
         return self._with_method(table, name)
 
     def choose_alone(self, name: str) -> Recipe:
-        """As `choose`, with every client a federation of its own; called NAME-alone.
+        """As `choose`, with every client a federation of its own, so that nothing is summed; called NAME-alone.
 
         Raises:
             ConfigError: as `choose`.
         """
         together = self.choose(name)
         alone = together.method.model_copy(update={"alone": True})
-        return self._with_method(alone, name)._with_label(f"{together.name}-alone")
+        chosen = self._with_method(alone, name)._with_label(f"{together.name}-alone")
+        return chosen.model_copy(update={"secure_sums": SecureSums()})
 
     def _with_method(self, method: MethodChoice, name: str) -> Recipe:
         chosen = self.model_copy(update={"method": method})

@@ -67,6 +67,8 @@ def test_rows_with_all_columns_say_what_is_missing(tmp_path: Path) -> None:
         ({"feature_columns": ["age"]}, "feature_columns does nothing beside features"),
         ({"features": {**FEATURES, "body mass": {}}}, "expects every name of a column once, got 'body mass'"),
         ({"features": {"sex": {"categories": ["f", "m"], "unit": "kg"}}}, "got both"),
+        ({"features": {"age": {"unit": "a", "convert": {"d": 0.0}}}}, "expects factors other than 0, got 0"),
+        ({"north": NORTH.replace("sex", "sex [code]")}, "expected column 'sex' without a unit in"),
         ({"north": NORTH.replace("60,400,m", "60,400,x")}, "expected one of data.categories (f, m)"),
     ],
 )

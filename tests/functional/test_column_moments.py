@@ -91,6 +91,7 @@ def test_sums_of_parts_add_up_wherever_their_columns_lie() -> None:
     assert column_moments.are_possible(spread, 15, own, COLUMN)
     assert not column_moments.are_possible(spread, 8, own, COLUMN)
     assert not column_moments.are_possible(spread, 15, torch.tensor([0, 1]), COLUMN)
+    assert not column_moments.are_possible({**spread, "sums": 1e3 * spread["sums"]}, 15, own, COLUMN)
     worse = {**spread, "products": -spread["products"]}
     assert not column_moments.are_possible(worse, 15, own, COLUMN)
 

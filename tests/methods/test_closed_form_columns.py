@@ -166,6 +166,27 @@ def test_a_server_that_sees_totals_alone_solves_the_same(tmp_path: Path) -> None
     assert hidden.history[0]["secure_sums"]["summed"] == [0, 1, 2]
 
 
+def test_columns_in_units_that_fixed_point_rounds_away_are_refused_by_name(tmp_path: Path) -> None:
+    clinics(tmp_path / "data")
+    small = {**FEATURES, "a": {"unit": "km", "convert": {"m": 1e-5}, "names": ["a [m]"]}}
+    for file in (tmp_path / "data").glob("*/*.csv"):
+        file.write_text(file.read_text().replace("a,", "a [m],", 1))
+    del small["a"]["names"]
+    sections = {"data": {"features": small}, "secure_sums": {"enabled": True, "min_clients": 3}}
+    refused = run(recipe(tmp_path / "data", **sections)).history[0]["refused"]
+    assert [one["client"] for one in refused] == [0, 2]
+    assert all("expected column 'a' in a unit in which values are around" in one["reason"] for one in refused)
+
+
+def test_the_scale_is_of_all_who_are_there(tmp_path: Path) -> None:
+    clinics(tmp_path / "data")
+    few = run(recipe(tmp_path / "data", training={"rounds": 1, "client_fraction": 0.4}))
+    everybody = run(recipe(tmp_path / "data"))
+    for name in ("mean", "std"):
+        scales = [get_group(one.server.state, "scale")[name] for one in (few, everybody)]
+        assert torch.equal(*scales)
+
+
 def test_a_newcomer_with_a_third_set_of_columns_gets_its_own_model(tmp_path: Path) -> None:
     clinics(tmp_path / "data", columns={**COLUMNS, "young": ["b", "d"]})
     federation = run(recipe(tmp_path / "data", evaluation={"held_out": ["young"]}))

@@ -359,6 +359,9 @@ class Method:
         """What of an upload is added up over clients, in float32 or float64, and the rest, which the server sees.
 
         A number may be at most `functional.fixed_point.LARGEST` times the client's rows.
+
+        Raises:
+            ValueError: these numbers cannot be added up in fixed point; the upload is then refused.
         """
         return {}, upload
 

@@ -50,6 +50,8 @@ class Feature(Settings):
             raise ValueError("expects a unit of a number, or categories, got both")
         if self.convert and self.unit is None:
             raise ValueError("convert expects the unit that it converts to, got none")
+        if any((how[0] if isinstance(how, list) else how) == 0 for how in self.convert.values()):
+            raise ValueError("convert expects factors other than 0, got 0")
         if self.unit in self.convert:
             raise ValueError(f"convert expects other units than '{self.unit}', got it")
         return self
@@ -96,9 +98,9 @@ def _in_unit(cells: Any, feature: Feature, name: str, unit: str | None, where: o
     if unit not in feature.convert:
         known = [*([feature.unit] if feature.unit else []), *feature.convert]
         expected = f"in {' or '.join(map(repr, known))}" if known else "without a unit"
+        hint = "" if feature.categories else f"; data.features.{name}.convert says how other units become its own"
         raise ConfigError(
-            f"expected column '{name}' {expected} in {where}, got '{unit}'{suggest(unit, known)}; "
-            f"data.features.{name}.convert says how other units become its own"
+            f"expected column '{name}' {expected} in {where}, got '{unit}'{suggest(unit, known) if known else ''}{hint}"
         )
     return cells.map(lambda cell: feature.converted(cell, unit))
 
@@ -115,6 +117,7 @@ def own_columns(x: Any, columns: TableColumns, names: tuple[str, ...], prepare: 
     flags = dict(columns.flags)
     count = len(names) - len(flags)
     categories = columns.categories or ((),) * len(names)
+    # where clients have different columns each number has a feature that says whether it is missing
     has = [bool((x[:, flags[j]] == 0).any()) if j in flags else bool((x[:, j] > 0).any()) for j in range(count)]
     places = [j for j in range(count) if has[j]]
     flagged = [j for j in places if j in flags]

@@ -52,8 +52,8 @@ def make_features(widths: Sequence[int]) -> dict[str, Tensor]:
     return {
         "column": torch.tensor(columns),
         "category": torch.tensor(categories),
-        "threshold": torch.tensor(thresholds),
-        "least": torch.tensor(least),
+        "threshold": torch.tensor(thresholds, dtype=torch.float64),
+        "least": torch.tensor(least, dtype=torch.float64),
     }
 
 
@@ -125,10 +125,27 @@ def are_possible(sums: Sums, rows: int, columns: Tensor, column_D: Tensor) -> bo
         return False
     if bool((pairs_CJJ > torch.minimum(most_CJ.unsqueeze(1), most_CJ.unsqueeze(2))).any()):
         return False
+    if not _are_sums_of_squares(sums["sums"], pairs_CJJ[:, column_D], products_DD.diagonal()):
+        return False
     own_DD = products_DD[features][:, features]
     rounding = ROUNDING * own_DD.trace().clamp(min=0) + torch.finfo(torch.float64).tiny
     _, failed = torch.linalg.cholesky_ex(own_DD + rounding * torch.eye(len(own_DD), dtype=torch.float64))
     return not failed
+
+
+def _are_sums_of_squares(sums_CDJ: Tensor, pairs_CDJ: Tensor, squares_D: Tensor) -> bool:
+    """Whether sums are 0 without rows, and sum_c A_c[f, j]^2 / N_c[i, j] <= P[f, f] (Cauchy and Schwarz)."""
+    if bool(sums_CDJ[pairs_CDJ == 0].any()):
+        return False
+    least_DJ = (sums_CDJ.square() / pairs_CDJ.clamp(min=1)).sum(dim=0)
+    return bool((least_DJ <= squares_D.unsqueeze(1) * (1 + ROUNDING) + torch.finfo(torch.float64).tiny).all())
+
+
+def count_empty_pairs(sums: Sums) -> int:
+    """How many pairs of columns that there are rows of are in no row together."""
+    pairs_JJ = unpack(sums["pairs"].sum(dim=0), sums["sums"].shape[2])
+    has = pairs_JJ.diagonal() > 0
+    return int((pairs_JJ[has][:, has] == 0).sum()) // 2
 
 
 # a set of columns ----------------------------------------------------------------------------------------------------
@@ -168,9 +185,9 @@ def _nearest_possible(square_DD: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest symmetric matrix without negative eigenvalues (Frobenius); their sum over the trace."""
     values, vectors = torch.linalg.eigh(square_DD)
     trace = square_DD.trace().clamp(min=0)
-    if trace == 0 or values[0] >= -ROUNDING * trace:
+    if values[0] >= -ROUNDING * trace:
         return square_DD, torch.zeros((), dtype=torch.float64)
-    repaired = -values.clamp(max=0).sum() / trace
+    repaired = -values.clamp(max=0).sum() / trace.clamp(min=torch.finfo(torch.float64).tiny)
     return (vectors * values.clamp(min=0)) @ vectors.T, repaired
 
 

@@ -2,10 +2,12 @@
 (after Friedman, JASA 1989, on moments by pairwise deletion, Little and Rubin 2002).
 
 Of a federation's columns (a recipe's [data.features]) each client has some. phi stands by column
-(`functional.column_moments`): of a number z and max(z - t, 0) at four t, of a category a 0/1 number each.
+(`functional.column_moments`): of a number z and max(z - t, 0) at four t, of a category a 0/1 number each. f is a
+feature of column i, g of column j.
 
-round 1, "scale"  client k: of each of its columns the number of values, their sum and that of their squares
-                  server: mean and deviation of each column over whoever has it; z = (value - mean) / deviation
+round 1, "scale"  everybody who is there: of each of its columns the number of values, their sum, that of their squares
+                  server: mean and deviation of each column over whoever has it; z = (value - mean) / deviation.  A
+                  column of which nobody was there keeps mean 0 and deviation 1
 then, once        client k: N_c[i, j], A_c[f, j] and P[f, g] over its rows that have both columns
                   server: adds them up;  mu_c[f] = A_c[f, i] / N_c[i, i],
                   Sigma[f, g] = (P[f, g] - sum_c A_c[f, j] A_c[g, i] / N_c[i, j]) / sum_c N_c[i, j]
@@ -13,17 +15,20 @@ for client k      mu and Sigma of the columns that k has, Sigma without negative
                   A = (1 - s) Sigma + s tr(Sigma) / D I,  W = A^-1 mu',  b_c = - mu_c' W_c / 2
 prediction:       softmax(t (phi(x)' W + b) + log pi),  pi: the client's own class shares; t: as in closed-form
 Missing values:   a row counts in the sums of what it has; in a prediction its feature is the mean over all rows.
-Numbers:          W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y), y one more column, in each client's own unit
+Numbers:          W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y),  b = mean y - mu' W;  y is one more column,
+                  in each client's own unit
 
 No network is trained or sent. Any grouping of the rows gives the same sums. A client is sent the model of its own
 columns alone: of a column that it lacks, also of who has it, it learns nothing. The server knows which columns a
 client has. What two clients alone share, each of them can take its own sums from and guess at the other's.
 If all clients have all columns and no value is missing, this is closed-form with these features. Without
-[data.features] each number of an input is such a column.
+[data.features] each number of an input is such a column, which everybody has.
 
 Shapes: J columns of the federation, D features, C classes; J_k, D_k: those of client k.
-Sent: up 2 * 3 J, then once 2 (C J (J + 1) / 2 + C D J + D (D + 1) / 2); down 2 * 2 J_k, then 2 (D_k C + 2 C + D_k).
-Kept: client: what it has received; server: the sums, mean and deviation of columns.
+Sent: up 2 * 3 J, then until they are taken in 2 (C J (J + 1) / 2 + C D J + D (D + 1) / 2); down in each exchange
+2 * 2 J_k once there is a scale, and 2 (D_k C + 2 C + D_k) once there are sums; where numbers are predicted J and D are
+one more, C is 1, and no shares go down. Kept: client: what it has received, its class shares, t; server: the sums, who
+is in them, mean and deviation of columns.
 Deviations from the papers: (1) A pair of columns that no client has both of counts as uncorrelated. (2) Sigma of pairs
 of different rows may have negative eigenvalues; they become 0, and the share of the trace that they had is in the
 round's record (`repaired`), as is the number of such pairs (`pairs_without_rows`).
@@ -64,7 +69,7 @@ class ClosedFormColumns(Method):
     shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.2  # s, how far the covariance is shrunk towards a multiple of I
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        scale = (Exchange("scale", trains=False),) if round == 1 else ()
+        scale = (Exchange("scale", who="all", trains=False),) if round == 1 else ()
         return (*scale, Exchange("sums", trains=False))
 
     def init_server(self, server: Server) -> None:
@@ -82,14 +87,14 @@ class ClosedFormColumns(Method):
         made = get_group(client.state, "map")
         train = client.data.train
         sums = column_moments.sum_rows(phi_ND, has_NJ, made["column"], train.y, client.classes)
-        return {"sums": own_columns.spread(sums, columns, client.classes)}
+        return {"sums": own_columns.at_their_places(sums, columns, client.classes)}
 
     def _rows(self, client: Client) -> tuple[Tensor, Tensor]:
         """The training rows' features (N, D_k), and whether they have a value in each column (N, J_k)."""
         made = get_group(client.state, "map")
 
         def both(x: Tensor) -> Tensor:
-            phi_ND, has_NJ = own_columns.find_features(made, x)
+            phi_ND, has_NJ = own_columns.features_of_inputs(made, x)
             return torch.cat([phi_ND, has_NJ.to(phi_ND.dtype)], dim=1)
 
         rows = inference.map_batches(both, client.model, client.data.train, client.prepare).cpu()
@@ -158,8 +163,7 @@ class ClosedFormColumns(Method):
 
     def _record(self, server: Server) -> None:
         """How far pairs of columns are from moments of rows."""
-        pairs = get_group(server.state, "sums")["pairs"].sum(dim=0)
-        server.log["pairs_without_rows"] = int((pairs == 0).sum())
+        server.log["pairs_without_rows"] = column_moments.count_empty_pairs(get_group(server.state, "sums"))
         sets = {info.columns: client_id for client_id, info in server.clients.items()}
         server.log["repaired"] = max(float(self._gaussian(server, i)["repaired"]) for i in sets.values())
 
@@ -173,7 +177,7 @@ class ClosedFormColumns(Method):
 
     def addends(self, client: Client, upload: Message) -> tuple[Group, Message]:
         if "scale" in upload:
-            return own_columns.shrink(get_group(upload, "scale")), {}
+            return own_columns.shrink(client, get_group(upload, "scale")), {}
         return {name: tensor.double() for name, tensor in get_group(upload, "sums").items()}, {}
 
     def aggregate_sum(
@@ -268,7 +272,7 @@ def _heard(server: Server) -> list[int]:
 def _scores(x: Tensor, context: Context) -> Tensor:
     """Scores of classes (N, C) without class shares, or numbers (N, 1); float64."""
     solution: Group = context["solution"]
-    phi_ND, has_NJ = own_columns.find_features(context["map"], x)
+    phi_ND, has_NJ = own_columns.features_of_inputs(context["map"], x)
     has_ND = has_NJ[:, context["map"]["column"].to(x.device)]
     phi_ND = torch.where(has_ND, phi_ND, solution["fill"].to(phi_ND))
     return phi_ND @ solution["weight"].to(phi_ND) + solution["bias"].to(phi_ND)

@@ -56,10 +56,10 @@ class SecureSummation(Plugin):
         """The upload with its addends in fixed point."""
         if not self.settings.enabled or not upload:
             return upload
-        addends, others = method.addends(client, upload)
-        if not addends:
-            return others
         try:
+            addends, others = method.addends(client, upload)
+            if not addends:
+                return others
             return {**others, ADDENDS: fixed_point.encode(addends, client.n, self.rows)}
         except ValueError as problem:
             raise Rejected(str(problem)) from None

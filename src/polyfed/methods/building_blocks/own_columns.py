@@ -15,17 +15,23 @@ from polyfed.core.client import Client
 from polyfed.core.message import Group
 from polyfed.core.server import Server
 from polyfed.data.samples import OwnColumns, TableColumns
+from polyfed.errors import ConfigError
 from polyfed.functional import column_moments
+from polyfed.functional.device_copies import in_float64
 
 _CATEGORY = -1  # in place of the feature that says whether a value is missing: where it is the number 0
 _ALWAYS = -2  # likewise: it is always there
-_SMALLER = 2.0**-6
+_FACTORS = {"values": 1.0, "sums": 2.0**-6, "squares": 2.0**-12}  # of sums in fixed point
+_LARGEST = 2.0**17
+_LEAST_DEVIATION = 2.0**-8
 
 
 def columns_of(client: Client) -> OwnColumns:
     """The client's columns; where a recipe names none, each number of an input is a column that everybody has."""
     if client.columns is not None:
         return client.columns
+    if client.categories:
+        raise ConfigError(f"{client.title}: expected a table with categories to be named in data.features, got others")
     count = client.prepare(client.data.train.x[:1]).numel()
     return OwnColumns(
         tuple(range(count)), (0,) * count, (), TableColumns(), (), mean=(0.0,) * count, std=(1.0,) * count
@@ -56,7 +62,7 @@ def _columns_of_features(widths: Sequence[int], classes: int) -> Tensor:
     return column_D if classes else torch.cat([column_D, torch.tensor([len(widths)])])
 
 
-def spread(sums: Group, columns: OwnColumns, classes: int) -> dict[str, Tensor]:
+def at_their_places(sums: Group, columns: OwnColumns, classes: int) -> dict[str, Tensor]:
     """A client's sums among those of all columns and features of the federation."""
     column_D = _columns_of_features(columns.widths, classes)
     own = torch.tensor([*columns.places] if classes else [*columns.places, len(columns.widths)])
@@ -107,16 +113,30 @@ def scale_of(sent: Sequence[Group], count: int) -> dict[str, Tensor]:
     return {"mean": mean, "std": torch.where(varies, variance.clamp(min=0).sqrt(), 1.0)}
 
 
-def shrink(sums: Group) -> dict[str, Tensor]:
-    """The same in fixed point's range: values of up to 262,144 in their units then have squares that fit."""
-    factors = {"values": 1.0, "sums": _SMALLER, "squares": _SMALLER**2}
-    return {name: tensor.double() * factors[name] for name, tensor in sums.items()}
+def shrink(client: Client, sums: Group) -> dict[str, Tensor]:
+    """The sums of values in fixed point's range, whose squares fit and are not rounded away.
+
+    Raises:
+        ValueError: values of a column are too large for it, or differ by too little.
+    """
+    columns = columns_of(client)
+    for place, name in zip(columns.places, columns.names or map(str, columns.places), strict=False):
+        if columns.widths[place]:
+            continue
+        count, total, square = (float(sums[key][place]) for key in ("values", "sums", "squares"))
+        root = (square / max(count, 1)) ** 0.5
+        deviation = max(square / max(count, 1) - (total / max(count, 1)) ** 2, 0.0) ** 0.5
+        if root > _LARGEST or 1e-6 * root < deviation < _LEAST_DEVIATION:
+            raise ValueError(
+                f"expected column '{name}' in a unit in which values are around {_LARGEST:g} at most and deviate by "
+                f"{_LEAST_DEVIATION:g} at least, as sums are in fixed point, got {root:.4g} and {deviation:.2g}"
+            )
+    return {name: tensor.double() * _FACTORS[name] for name, tensor in sums.items()}
 
 
 def grow(total: Group) -> dict[str, Tensor]:
     """What was added up of these."""
-    factors = {"values": 1.0, "sums": _SMALLER, "squares": _SMALLER**2}
-    return {name: tensor / factors[name] for name, tensor in total.items()}
+    return {name: tensor / _FACTORS[name] for name, tensor in total.items()}
 
 
 def make_map(client: Client, scale: Group) -> dict[str, Tensor]:
@@ -131,9 +151,9 @@ def make_map(client: Client, scale: Group) -> dict[str, Tensor]:
     return {**made, "factor": factor, "added": added, "flag": _flags(columns)}
 
 
-def find_features(made: Group, x: Tensor) -> tuple[Tensor, Tensor]:
+def features_of_inputs(made: Group, x: Tensor) -> tuple[Tensor, Tensor]:
     """The features (N, D_k) of prepared rows, float64, and whether they have a value in each column (N, J_k)."""
+    x = in_float64(x.flatten(1))
     here = {name: tensor.to(x.device) for name, tensor in made.items()}
-    x = x.flatten(1).double()
     z_NJ = x[:, : len(here["flag"])] * here["factor"] + here["added"]
     return column_moments.find_features(here, z_NJ), _has(x, here["flag"])

@@ -75,6 +75,8 @@ def align(frame: Any, features: Mapping[str, Feature], where: object) -> Any:
     Raises:
         ConfigError: two columns that are one, or a unit that the recipe neither has nor converts.
     """
+    if not features:
+        return frame
     called = {other: name for name, feature in features.items() for other in (name, *feature.names)}
     taken: dict[str, str] = {}
     cells = {}

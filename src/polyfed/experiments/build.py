@@ -72,9 +72,9 @@ def build_federation(
     prepare = check_normalization(recipe, federated.source)
     method = recipe.chosen_method
     rows: Sequence[ClientData] = federated.clients
-    if recipe.run.control == "pooled" and federated.source.columns_differ:
-        raise ConfigError("run.control 'pooled': expected clients with the same columns, got data.features")
     if recipe.run.control == "pooled":
+        if federated.source.columns_differ:
+            raise ConfigError("run.control 'pooled': expected clients with the same columns, got data.features")
         method, rows, wrap = pool(recipe, federated.clients, federated.classes)
     elif recipe.run.control is not None:
         method = own_rows(recipe, federated, prepare)

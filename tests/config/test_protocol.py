@@ -106,6 +106,11 @@ ADDED = [  # a line before that of the tuning seeds, and what is said
         ("tuning_seeds = [100]", "tuning_seeds = [3]", "tuning_seeds: expected seeds that are not scored, got 3"),
         ("tuning_seeds = [100]", "", "tuning_seeds: expected some beside [tuning], got none"),
         ("[tuning.fedproto]", "[tuning.fd]", "tuning: expected methods that are compared (fedgh, fedproto), got fd"),
+        (
+            "[tuning.fedproto]",
+            "[tuning.pooled]",
+            "tuning: expected methods that are compared (fedgh, fedproto), got pooled",
+        ),
         ("seeds = [0, 1]", "seeds = [0, 1, 0]", "seeds: expected each once, got 0 again"),
         ('methods = ["fedgh"]', 'overrides = ["run.seed=3"]', f"{OVERRIDES}'run.seed=3'"),
         ('recipe = "plain.toml"\nseeds', 'recipes = "plain.toml"\nseeds', "unknown key 'settings.more.recipes'"),

@@ -124,7 +124,7 @@ title = "Every row tuned for itself"
 methods = ["fedgh", "fd"]
 seeds = [0]
 tuning_seeds = [7, 8]
-controls = ["alone"]
+controls = ["alone", "pooled"]
 primary = [["fedgh", "local"], ["fedgh", "fedgh-alone"]]
 alone_of = ["fedgh"]
 tune_alone = ["fedgh"]
@@ -133,6 +133,9 @@ race = 2
 
 [tuning.local]
 "training.weight_decay" = [0.001, 0.01]
+
+[tuning.pooled]
+"training.weight_decay" = [0.02, 0.002]
 
 [tuning.fedgh]
 header_lr = [0.01, 1.0]
@@ -151,14 +154,17 @@ def fair(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
     return benchmark(folder, tmp_path_factory.mktemp("runs") / "fair")
 
 
-def test_local_and_methods_alone_are_tuned_each_for_itself_over_learning_rates_too(fair: Benchmark) -> None:
+def test_controls_and_methods_alone_are_tuned_each_for_itself_over_learning_rates_too(fair: Benchmark) -> None:
     (setting,) = fair.settings
-    assert list(tuning_of(setting)) == ["local", "fedgh", "fedgh-alone"]
-    assert [row.name for row in setting.rows] == ["local", "fedgh", "fd", "fedgh-alone"]
+    pooled = ["pooled", "pooled-shares", "pooled-tuned"]
+    assert list(tuning_of(setting)) == ["local", "fedgh", "fedgh-alone", *pooled]
+    assert [row.name for row in setting.rows] == ["local", "fedgh", "fd", "fedgh-alone", *pooled]
+    assert len({str(row_of(setting, name).tuning) for name in pooled}) == 1
     for name, tuned in tuning_of(setting).items():
-        trials = results_of(fair.folder / "tuning" / "short" / name)
+        trials = results_of(fair.folder / "tuning" / "short" / ("pooled" if name in pooled else name))
         recipes = {folder: tomllib.loads((folder / "recipe.toml").read_text()) for folder in trials}
         assert all(recipe["method"].get("alone", False) == (name == "fedgh-alone") for recipe in recipes.values())
+        assert all((recipe["run"].get("control") == "pooled") == (name in pooled) for recipe in recipes.values())
         assert tuned.tried["training.lr"][:2] == [0.05, 0.2]
         common = {"training.lr": 0.1, "training.weight_decay": 0.0}  # as in the recipe
         assert tuned.chosen.items() <= (common | row_of(setting, name).hyperparameters).items()
@@ -166,7 +172,7 @@ def test_local_and_methods_alone_are_tuned_each_for_itself_over_learning_rates_t
 
 def test_the_best_of_the_first_tuning_seed_go_on_with_the_others(fair: Benchmark) -> None:
     for name, tuned in tuning_of(fair.settings[0]).items():
-        trials = results_of(fair.folder / "tuning" / "short" / name)
+        trials = results_of(fair.folder / "tuning" / "short" / name.removesuffix("-shares").removesuffix("-tuned"))
         first = {folder.parent.name: one["validation"] for folder, one in trials.items() if one["seed"] == 7}
         others = {folder.parent.name for folder, one in trials.items() if one["seed"] == 8}
         added = sum(len(values) - 2 for values in tuned.tried.values())
@@ -179,7 +185,7 @@ def test_a_grid_is_widened_once_where_the_value_at_its_end_is_chosen(fair: Bench
     tried = [tuned.tried for tuned in tuning_of(fair.settings[0]).values()]
     widened = [(name, value) for grid in tried for name, values in grid.items() for value in values[2:]]
     assert widened
-    beyond = {"training.lr": {0.0125, 0.8}, "header_lr": {0.0001, 100.0}, "training.weight_decay": {0.0001, 0.1}}
+    beyond = {"training.lr": {0.0125, 0.8}, "header_lr": {0.0001, 100.0}, "training.weight_decay": {0.0001, 0.1, 0.0002, 0.2}}
     for name, value in widened:
         assert value in beyond[name]
 

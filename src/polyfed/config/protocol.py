@@ -83,7 +83,8 @@ class Protocol(_Table):
         widen: where the value chosen is the first or last of its numbers, one more beyond it is tried, once.
         race: how many combinations, the best by validation with the first tuning seed, go on with the other seeds.
         variants: method -> what is laid over ``[methods.NAME]`` of every setting's recipe.
-        tuning: method -> hyperparameter, or "training.NAME" of the recipe, -> values tried.
+        tuning: method -> hyperparameter, or "training.NAME" of the recipe, -> values tried. "pooled" is the control: its
+            rows have what validation chooses for the shared network; without, what is chosen for Local.
         settings: name -> its recipe.
     """
 
@@ -151,7 +152,8 @@ class Protocol(_Table):
         """What is wrong between settings, tuning and seeds."""
         compared = set(itertools.chain(self.methods, *(setting.methods or () for setting in self.settings.values())))
         tuned = {method for setting in self.settings for method in self.tuning_of(setting)}
-        named = {"variants": set(self.variants), "tuning": tuned - {"local"}, "alone_of": set(self.alone_of or ())}
+        of_controls = {"local", *({"pooled"} & set(self.controls))}
+        named = {"variants": set(self.variants), "tuning": tuned - of_controls, "alone_of": set(self.alone_of or ())}
         named["tune_alone"] = set(self.tune_alone or ())
         for place, methods in named.items():
             if strange := sorted(methods - compared):
@@ -203,7 +205,7 @@ class Protocol(_Table):
 
     def _unequal_trials(self, setting: str) -> Iterator[str]:
         tuning = self.tuning_of(setting)
-        compared = tuning.keys() & {"local", *self.methods_of(setting)}
+        compared = tuning.keys() & {"local", "pooled", *self.methods_of(setting)}
         numbers = {name: self.trials(setting, name) for name in tuning if name in compared}
         if len(set(numbers.values())) > 1:
             listed = ", ".join(f"{name} {number}" for name, number in numbers.items())

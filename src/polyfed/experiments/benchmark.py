@@ -42,6 +42,8 @@ from polyfed.report.statistics import sum_of
 __all__ = ["Benchmark", "benchmark"]
 
 _LOCAL = "local"
+_POOLED = "pooled"  # the control, which is tuned as methods are
+_POOLED_ROWS = ("pooled", "pooled-shares", "pooled-tuned")
 _NO_WEIGHTS = "run.keep=nothing"  # hundreds of runs' networks fill a disk
 
 
@@ -120,6 +122,11 @@ def key_of(method: str, name: str) -> str:
     return name if name.startswith("training.") else f"methods.{method}.{name}"
 
 
+def _trained_by(name: str) -> str:
+    """The method that a name of [tuning] stands for: networks on pooled rows are trained as Local's."""
+    return _LOCAL if name == _POOLED else name
+
+
 @dataclass(frozen=True)
 class _Request:
     """A suite as it is asked for, and what has become of it so far."""
@@ -159,16 +166,17 @@ class _Setting:
         self.watchers: list[Logger] = [Console()] if request.progress else []
         for method in self.methods:
             self.recipe.choose(method)
+        for method in (*self.methods, _POOLED):
             for key, values in self._grid(method).items():
                 for value in values:
-                    self._recipe_of({key: value}, method).choose(method)
+                    self._recipe_of({key: value}, method).choose(_trained_by(method))
         self._read_stored()
 
     def possible_rows(self) -> set[str]:
         """The names of all rows that the suite may give."""
         methods = self.protocol.methods_of(self.name)
         alone = [self._row_name(method, alone=True) for method in methods if self._runs_alone(method)]
-        pooled_rows = ["pooled", "pooled-shares", "pooled-tuned"] if "pooled" in self.protocol.controls else []
+        pooled_rows = _POOLED_ROWS if "pooled" in self.protocol.controls else ()
         own_rows = OWN if "own" in self.protocol.controls else ()
         return {*map(self._row_name, (_LOCAL, *methods)), *alone, *own_rows, *pooled_rows}
 
@@ -219,6 +227,8 @@ class _Setting:
         return [_NO_WEIGHTS, *self.protocol.overrides_of(self.name)]
 
     def _row_name(self, method: str, alone: bool = False) -> str:
+        if method == _POOLED:
+            return _POOLED
         return (self.recipe.choose_alone(method) if alone else self.recipe.choose(method)).name
 
     # stored figures -------------------------------------------------------------------------------------------------
@@ -268,8 +278,8 @@ class _Setting:
             rows.append(recipe.choose_alone(method) if alone else recipe.choose(method))
             if method == _LOCAL and "own" in self.protocol.controls:
                 rows += own(recipe, data.source(recipe))
-            if method == _LOCAL and "pooled" in self.protocol.controls:
-                rows.append(pooled(recipe))
+        if method == _LOCAL and "pooled" in self.protocol.controls:
+            rows += self._pooled_row(chosen, tuning)
         planned = plan(rows, self.protocol.seeds_of(self.name), self.request.out / self.name)
         pending = check_planned_runs(planned, self.request.out / self.name, self.request.overwrite, data)
         done = run_planned(planned, pending, self.request.overwrite, data, self.watchers)
@@ -286,6 +296,17 @@ class _Setting:
         order = dict.fromkeys((_LOCAL, *self.protocol.methods_of(self.name), *self.methods))
         with lock_folder(self.request.figures, waits=True):
             add_rows(self.request.figures, self.name, found, done.runs, kept, list(map(self._row_name, order)))
+
+    def _pooled_row(self, chosen_for_local: Mapping[str, Any], tuning: dict[str, Tuning]) -> list[Recipe]:
+        """The run on the rows of all; none where no trial was finished. tuning: takes what its rows were tuned over."""
+        chosen = chosen_for_local
+        if self._grid(_POOLED):
+            tuned = self._tune(_POOLED, alone=False)
+            if tuned is None:
+                return []
+            tuning.update(dict.fromkeys(_POOLED_ROWS, tuned))
+            chosen = tuned.chosen
+        return [pooled(self._recipe_of(chosen, _POOLED))]
 
     # tuning ---------------------------------------------------------------------------------------------------------
 
@@ -314,7 +335,7 @@ class _Setting:
         if value is None:
             return False
         try:
-            self._recipe_of({name: value}, method).choose(method)
+            self._recipe_of({name: value}, method).choose(_trained_by(method))
         except ConfigError:
             return False
         return True
@@ -327,10 +348,12 @@ class _Setting:
         changes = {".".join(keys): [value] for keys, value in map(parse_override, self._changes())}
         if alone:
             changes[key_of(method, "alone")] = [True]
+        if method == _POOLED:
+            changes["run.control"] = [_POOLED]
         tried = sweep(
             self.request.folder / setting.recipe,
             changes | {key_of(method, name): tried for name, tried in values.items()},
-            method=method,
+            method=_trained_by(method),
             seeds=self.protocol.tuning_seeds,
             out=self._tuning_folder(self._row_name(method, alone)),
             overwrite=overwrite,

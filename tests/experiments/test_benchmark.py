@@ -185,7 +185,8 @@ def test_a_grid_is_widened_once_where_the_value_at_its_end_is_chosen(fair: Bench
     tried = [tuned.tried for tuned in tuning_of(fair.settings[0]).values()]
     widened = [(name, value) for grid in tried for name, values in grid.items() for value in values[2:]]
     assert widened
-    beyond = {"training.lr": {0.0125, 0.8}, "header_lr": {0.0001, 100.0}, "training.weight_decay": {0.0001, 0.1, 0.0002, 0.2}}
+    decay = {0.0001, 0.1, 0.0002, 0.2}
+    beyond = {"training.lr": {0.0125, 0.8}, "header_lr": {0.0001, 100.0}, "training.weight_decay": decay}
     for name, value in widened:
         assert value in beyond[name]
 

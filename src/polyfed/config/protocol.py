@@ -83,8 +83,8 @@ class Protocol(_Table):
         widen: where the value chosen is the first or last of its numbers, one more beyond it is tried, once.
         race: how many combinations, the best by validation with the first tuning seed, go on with the other seeds.
         variants: method -> what is laid over ``[methods.NAME]`` of every setting's recipe.
-        tuning: method -> hyperparameter, or "training.NAME" of the recipe, -> values tried. "pooled" is the control: its
-            rows have what validation chooses for the shared network; without, what is chosen for Local.
+        tuning: method -> hyperparameter, or "training.NAME" of the recipe, -> values tried. "pooled" is the control:
+            its rows have what validation chooses for the shared network; without, what is chosen for Local.
         settings: name -> its recipe.
     """
 

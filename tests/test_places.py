@@ -20,7 +20,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
 from polyfed.experiments.sweep import sweep
-from polyfed.report.plotting import plot
+from polyfed.report.figures import plot
 from polyfed.report.run_records import load_runs
 
 RECIPE = """

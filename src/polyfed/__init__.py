@@ -15,7 +15,7 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "run": "experiments.run", "compare": "experiments.compare", "check": "experiments.estimate",
     "sweep": "experiments.sweep", "benchmark": "experiments.benchmark",
     "federate": "experiments.data_cache", "predict": "experiments.prediction",
-    "load": "experiments.prediction", "plot": "report.plotting", "results": "report.frames",
+    "load": "experiments.prediction", "plot": "report.figures", "results": "report.frames",
     "Recipe": "config.recipe", "Federation": "engine.federation", "Run": "engine.federation",
     "Devices": "plugins.settings", "Task": "engine.task", "Execution": "engine.task",
     "Output": "engine.task", "Plugin": "engine.plugin", "alone": "engine.method_wrappers",

@@ -33,8 +33,8 @@ from polyfed.plugins.settings import Availability as Availability
 from polyfed.plugins.settings import Devices as Devices
 from polyfed.plugins.settings import RobustAggregation as RobustAggregation
 from polyfed.plugins.settings import SecureSums as SecureSums
+from polyfed.report.figures import plot as plot
 from polyfed.report.frames import results as results
-from polyfed.report.plotting import plot as plot
 from polyfed.validation.hyperparameters import hyperparameters as hyperparameters
 
 __version__: str

@@ -150,7 +150,7 @@ def test_the_page_can_be_followed(page: str, capsys: pytest.CaptureFixture[str])
 
 _LESS = ["training.rounds=1", "data.limit_train=2000", "data.max_train_per_client=16", "data.num_clients=5"]
 _RUN = [word for setting in _LESS for word in ("--set", setting)]
-FEWER = {"run": _RUN, "plot": [], "compare": [*_RUN, "--seeds", "0"], "sweep": [*_RUN, "--seeds", "0"]}
+FEWER = {"run": _RUN, "compare": [*_RUN, "--seeds", "0"], "sweep": [*_RUN, "--seeds", "0"]}
 
 
 @pytest.mark.slow

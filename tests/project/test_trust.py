@@ -154,7 +154,6 @@ READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "predict": (lambda run: [run, "new.npy", "--client", "0"], True),
     "export": (lambda run: [run, "new.pt2", "--client", "0"], True),
     "audit leakage": (lambda run: [run, "--images", "0"], True),
-    "plot": (lambda run: [run, "--figures", "clients"], False),
     "report": (lambda run: [run], False),
     "run": (lambda run: ["mine.toml", "--out", run, "--resume", "-q"], False),
     "compare": (lambda run: ["mine.toml", "--out", run, "-q"], False),

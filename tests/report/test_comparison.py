@@ -20,7 +20,7 @@ from polyfed.report.comparison_tables import (
     to_text,
     write,
 )
-from polyfed.report.figures import axes_of, clients, curve_drawings
+from polyfed.report.figures import clients, draw
 from polyfed.report.grouping import Group
 from polyfed.report.html_report import page
 from polyfed.report.run_records import load_runs
@@ -313,7 +313,7 @@ def test_simulated_time(two_by_two: Path) -> None:
     """FedGH 10 and 30 s a round, Local 400 s."""
     before = compared(two_by_two, target=0.6)
     assert "simulated" not in "".join(show(before) for show in (to_text, to_markdown, to_csv))
-    assert axes_of(groups_in(two_by_two)) == ["round", "bytes", "seconds"]
+    assert [*draw(groups_in(two_by_two), ["curves"])] == ["accuracy-by-round", "accuracy-by-bytes"]
     for seed in (0, 1):
         simulate(two_by_two / f"fedgh-{seed}", (10.0, 30.0)[seed], left_out=[[1], []][seed])
         simulate(two_by_two / f"local-{seed}", 400.0, left_out=[])
@@ -325,10 +325,10 @@ def test_simulated_time(two_by_two: Path) -> None:
     assert "fedgh: clients 1 are left out" in " ".join(to_text(table).split())
     assert to_markdown(table).count("simulated time") == 2
     assert "target_simulated_seconds" in to_csv(table).splitlines()[0]
-    (drawing,) = curve_drawings(groups_in(two_by_two), "simulated")
-    (axes,) = drawing.figure.axes
+    (axes,) = draw(groups_in(two_by_two), ["curves"])["accuracy-by-simulated"].axes
     assert (axes.get_xlabel(), axes.get_xscale()) == ("simulated time [min]", "log"), "twenty times apart"
-    assert list(drawing.rows["simulated"]) == [400.0, 800.0, 1200.0, 20.0, 40.0, 60.0]
+    minutes = [place for line in axes.lines for place in line.get_xdata()]
+    assert [60 * place for place in minutes] == pytest.approx([400.0, 800.0, 1200.0, 20.0, 40.0, 60.0])
 
 
 @pytest.mark.parametrize("round", ["last", "best"])
@@ -339,8 +339,8 @@ def test_tables_and_figures_name_the_round_whose_scores_they_have(make: Any, rou
     when = "after the best round by validation" if round == "best" else "after the last round"
     other = {"best": "last round", "last": "best round"}[round]
 
-    said = [section_of(make.root).notes[0], *(drawing.about for drawing in clients(groups_in(make.root)))]
-    said.append(page(compared(make.root)))
+    captions = [" ".join(figure.texts[0].get_text().split()) for figure in clients(groups_in(make.root)).values()]
+    said = [section_of(make.root).notes[0], *captions, page(compared(make.root))]
     assert len(said) == 3
     assert all(when in text and other not in text for text in said), said
 

@@ -14,6 +14,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import Table, to_csv, to_markdown, to_text
 from polyfed.report.figures import curve_drawings
+from polyfed.report.frames import curve_frame
 from polyfed.report.html_report import page
 from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.report.sweeps import SweepCell, build_table
@@ -92,10 +93,8 @@ def test_a_sweep_says_what_its_differences_are(runs: list[RunRecord]) -> None:
 
 
 def test_curves_are_in_the_unit_of_the_numbers(table: Table) -> None:
-    (drawing,) = curve_drawings([section.group for section in table.sections])
-    assert drawing.stem == "rmse-by-round"
-    (axes,) = drawing.figure.axes
+    groups = [section.group for section in table.sections]
+    (axes,) = curve_drawings(groups)["rmse-by-round"].axes
     assert axes.get_ylabel() == "test RMSE"
-    assert np.asarray(axes.lines[0].get_ydata(), dtype=float).max() == pytest.approx(
-        drawing.rows["mean"][drawing.rows["name"] == "local"].max()
-    )
+    points = curve_frame(groups[0])
+    assert list(axes.lines[0].get_ydata()) == pytest.approx(list(points["mean"][points["name"] == "local"]))

@@ -1,6 +1,5 @@
 """Figures of runs: the numbers by hand, and that these are what is drawn; what every figure has in common."""
 
-import csv
 import itertools
 import json
 import re
@@ -8,17 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from polyfed.errors import ConfigError
-from polyfed.report.figures import (
-    clients,
-    curve_drawings,
-)
+from polyfed.report.figures import clients, curve_drawings, plot
 from polyfed.report.frames import client_frame, curve_frame, ranked
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.plot_style import FigureWithData, canvas, empty_figure, legend, line_style, save
+from polyfed.report.plot_style import canvas, empty_figure, legend, line_style, save
 from polyfed.report.run_records import load_runs
 from tests.helpers.readable import unreadable
 
@@ -31,6 +26,10 @@ def groups_in(folder: Path) -> list[Group]:
 def group_of(folder: Path) -> Group:
     (group,) = groups_in(folder)
     return group
+
+
+def caption_of(figure: Any) -> str:
+    return " ".join(figure.texts[0].get_text().split())
 
 
 # curves ---------------------------------------------------------------------------------------------------------------
@@ -46,7 +45,7 @@ def test_points_by_hand(two_by_two: Path) -> None:
     group = group_of(two_by_two)
     fedgh = points_of(group, "fedgh")
     assert fedgh["count"] == [2, 2, 2]
-    assert [fedgh[axis] for axis in ("round", "bytes", "seconds")] == [[1, 2, 3], [3072, 6144, 9216], [1.5, 3.0, 4.5]]
+    assert [fedgh[axis] for axis in ("round", "bytes")] == [[1, 2, 3], [3072, 6144, 9216]]
     assert fedgh["mean"] == pytest.approx([0.4, 0.5, 0.65])
     assert (fedgh["low"], fedgh["high"]) == ([0.3, 0.4, 0.6], [0.5, 0.6, 0.7])
     assert points_of(group, "fedgh", "received")["mean"] == pytest.approx([0.2, 0.3, 0.45])
@@ -66,8 +65,7 @@ def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path) -> None:
     for seed in (0, 1):
         path = two_by_two / f"local-{seed}" / "rounds.jsonl"
         path.write_text(re.sub(r'"bytes_(up|down)": \d+', r'"bytes_\1": 0', path.read_text()))
-    (drawing,) = curve_drawings(groups_in(two_by_two), "bytes")
-    axes = drawing.figure.axes[0]
+    axes = curve_drawings(groups_in(two_by_two), "bytes")["accuracy-by-bytes"].axes[0]
     level, curve = axes.lines
     assert list(level.get_xdata()) == [0, 9]  # KiB, as far as the other line goes
     assert list(level.get_ydata()) == pytest.approx([52, 52])
@@ -87,8 +85,9 @@ def test_a_method_keeps_its_color_in_all_figures_of_a_folder(make: Any) -> None:
     runs = load_runs(make.root)
     drawn = [
         line
-        for one in (*curve_drawings(group_runs(runs)[0]), *clients(group_runs(runs)[0]))
-        for line in one.figure.axes[0].lines
+        for figures in (curve_drawings(group_runs(runs)[0]), clients(group_runs(runs)[0]))
+        for figure in figures.values()
+        for line in figure.axes[0].lines
     ]
     style = line_style(2)  # of fd, fedavg, fedgh
     of_fedgh = [line for line in drawn if line.get_marker() == style["marker"]]
@@ -102,29 +101,52 @@ def test_more_than_six_lines_have_no_bands(methods: int, bands: int, make: Any) 
     for name in [f"m{number}" for number in range(methods)]:
         for seed in (0, 1):
             make(f"{name}-{seed}", "fedgh", seed, label=name)
-    for (drawing,) in (curve_drawings(groups_in(make.root)), clients(groups_in(make.root))):
-        assert len(drawing.figure.axes[0].collections) == bands
-        assert ("band" in drawing.about) is bool(bands)
-        assert drawing.rows["low"].notna().all()
+    for figures in (curve_drawings(groups_in(make.root)), clients(groups_in(make.root))):
+        (figure,) = figures.values()
+        assert len(figure.axes[0].collections) == bands
+        assert ("band" in caption_of(figure)) is bool(bands)
 
 
 def test_bytes_far_apart_are_on_a_logarithmic_axis(two_by_two: Path) -> None:
-    assert curve_drawings(groups_in(two_by_two), "bytes")[0].figure.axes[0].get_xscale() == "linear"
+    def scale(x: str) -> str:
+        (figure,) = curve_drawings(groups_in(two_by_two), x).values()
+        return str(figure.axes[0].get_xscale())
+
+    assert scale("bytes") == "linear"
     for seed in (0, 1):
         path = two_by_two / f"local-{seed}" / "rounds.jsonl"
         path.write_text(path.read_text().replace('"bytes_up": 1024', '"bytes_up": 1024000'))
-    assert curve_drawings(groups_in(two_by_two), "bytes")[0].figure.axes[0].get_xscale() == "log"
-    assert curve_drawings(groups_in(two_by_two), "round")[0].figure.axes[0].get_xscale() == "linear"
+    assert (scale("bytes"), scale("round")) == ("log", "linear")
 
 
 def test_requests_that_cannot_be_met(two_by_two: Path, make: Any) -> None:
-    runs = load_runs(two_by_two)
     folder = make("empty", accuracy=None)
     (folder / "rounds.jsonl").write_text("")
-    with pytest.raises(ConfigError, match="nothing to draw: no round"):
-        curve_drawings(groups_in(folder))
+    with pytest.raises(ConfigError, match="expected runs of which curves can be drawn, got others"):
+        plot(folder, ["curves"])
     with pytest.raises(ConfigError, match="not scored in stage"):
-        group_runs(runs, "after_training")
+        plot(two_by_two, stage="after_training")
+    with pytest.raises(ConfigError, match=r"unknown figure 'curve'; did you mean 'curves'\?"):
+        plot(two_by_two, ["curve"])
+
+
+def test_figures_lie_with_the_runs_and_a_notebook_shows_them(two_by_two: Path, monkeypatch: Any) -> None:
+    drawn = {}
+
+    def named(figure: Any, folder: Path, stem: str) -> list[Path]:  # a picture takes a quarter of a second to save
+        drawn[stem] = figure
+        folder.mkdir(exist_ok=True)
+        (folder / f"{stem}.png").touch()
+        return [folder / f"{stem}.png", folder / f"{stem}.svg"]
+
+    monkeypatch.setattr("polyfed.report.figures.save", named)
+    done = plot(two_by_two)
+    assert [*drawn] == ["accuracy-by-round", "accuracy-by-bytes", "accuracy-per-client"], "no method ran alone"
+    assert {file.parent for file in done.files} == {two_by_two / "analysis"}
+    assert done._repr_html_().count("<img") == 3
+    for figure in drawn.values():
+        assert unreadable(figure) == []
+        assert "digits" in caption_of(figure)
 
 
 # clients --------------------------------------------------------------------------------------------------------------
@@ -162,13 +184,13 @@ def test_clients_by_hand(runs: Any) -> None:
 
 
 def test_clients_are_drawn_as_found(runs: Any) -> None:
-    (drawing,) = clients(group_runs(runs)[0])
-    axes = drawing.figure.axes[0]
+    figure = clients(group_runs(runs)[0])["accuracy-per-client"]
+    axes = figure.axes[0]
     local, fedgh = axes.lines
     assert list(local.get_ydata()) == pytest.approx([10, 20, 40, 50])
     assert list(fedgh.get_ydata()) == pytest.approx([30, 40, 55])
     assert all(float(tick).is_integer() for tick in axes.get_xticks()), "ranks are whole numbers"
-    assert "seeds 0, 1" in drawing.about
+    assert "seeds 0, 1" in caption_of(figure)
 
 
 # what every figure has in common --------------------------------------------------------------------------------------
@@ -193,16 +215,6 @@ def test_long_words_are_wrapped_and_nothing_stands_on_another() -> None:
     stacked = [title_box, caption, grid, below]
     assert all(upper.y0 >= lower.y1 - 1 for upper, lower in itertools.pairwise(stacked))
     assert "$a_b$" in figure.legends[0].get_texts()[0].get_text(), "no formula"
-
-
-def test_a_drawing_leaves_its_numbers_beside_it(tmp_path: Path) -> None:
-    figure, _ = canvas("Title", "About.", 1.0)
-    rows = [{"name": "ä", "value": 0.1}, {"name": "b", "value": None}]
-    files = FigureWithData("it", figure, "about", pd.DataFrame(rows, dtype=object)).write(tmp_path / "new")
-    assert [file.name for file in files] == ["it.png", "it.svg", "it.json", "it.csv"]
-    assert json.loads(files[2].read_text(encoding="utf-8")) == {"about": "about", "rows": rows}
-    with files[3].open(encoding="utf-8", newline="") as stream:
-        assert list(csv.DictReader(stream)) == [{"name": "ä", "value": "0.1"}, {"name": "b", "value": ""}]
 
 
 def test_equal_figures_are_equal_files(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import to_csv, to_markdown, to_text
-from polyfed.report.figures import gain_drawings
+from polyfed.report.figures import draw, gain_drawings
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
 
@@ -112,19 +112,17 @@ def test_nothing_is_bold_that_is_level_with_a_control(alone: tuple[float, ...], 
 def test_without_controls_nothing_is_said_of_them(two_by_two: Path) -> None:
     table = compare_runs(load_runs(two_by_two))
     assert not {"control", "gain"} & set(to_csv(table).splitlines()[0].split(","))
-    assert gain_drawings(group_runs(load_runs(two_by_two))[0]) == []
+    assert not draw(group_runs(load_runs(two_by_two))[0], ["gains"])
 
 
 def test_the_figure(made: Any, make: Any) -> None:
     made(together=(0.50, 0.54, 0.58))  # 0.04 less than alone, which is 0.06 above Local
-    (drawing,) = gain_drawings(group_runs(load_runs(make.root))[0])
-    assert drawing.stem == "decomposition"
-    assert drawing.rows["federated"][0] == pytest.approx(-0.04)
-    (axes,) = drawing.figure.axes
+    figure = gain_drawings(group_runs(load_runs(make.root))[0])["decomposition"]
+    (axes,) = figure.axes
     alone, federated = axes.patches
     assert (alone.get_x(), alone.get_width()) == pytest.approx((52.0, 6.0))
     assert (federated.get_x(), federated.get_width()) == pytest.approx((58.0, -4.0))
     assert (alone.get_facecolor() == (1, 1, 1, 1), federated.get_facecolor() == (1, 1, 1, 1)) == (False, True)
-    assert drawing.about.endswith("White: a loss.")
+    assert figure.texts[0].get_text().endswith("White: a loss.")
     lines = {line.get_gid(): line.get_xdata()[0] for line in axes.lines if line.get_gid()}
     assert lines == pytest.approx({"Local": 52.0, "pooled-tuned": 92.0})

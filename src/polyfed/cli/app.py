@@ -86,7 +86,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help li
     run_commands.benchmark,
     run_commands.check,
     report_commands.report,
-    report_commands.plot,
     report_commands.predict,
     report_commands.export,
     list_commands.recipe,

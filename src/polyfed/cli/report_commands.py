@@ -1,4 +1,4 @@
-"""Commands that read finished runs: report, plot, predict, export."""
+"""Commands that read finished runs: report, predict, export."""
 
 from __future__ import annotations
 
@@ -53,36 +53,6 @@ def report(
     files = write_report(table, place)
     print_text(to_text(table, terminal_width(), metrics=metrics, clients=clients))
     print_files(files)
-
-
-def plot(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Run folders, or folders above them.", show_default=False),
-    ],
-    figures: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Which of these figures [all that can be drawn].")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [analysis in the first RUN].")] = None,
-    stage: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Scoring stage of curves and gains [each run's own].")
-    ] = None,
-) -> None:
-    """Figures of finished runs.
-
-    Each is written as png and svg, with its numbers beside it as json and csv: curves, clients, gains.
-
-    \b
-    polyfed plot runs/quickstart
-    polyfed plot runs/quickstart/fedgh/seed-0 --figures clients --out figures
-    """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.report.plotting import plot
-
-    names = None if figures is None else parse_names(figures, "--figures", "curves,clients")
-    done = plot(folders, names, out, stage=stage)
-    for note in done.notes:
-        print_text(note)
-    print_files(done.files)
 
 
 def predict(

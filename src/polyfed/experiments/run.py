@@ -46,7 +46,7 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
             to `Recipe.folder`.)
         resume: go on where the run folder's last checkpoint ends; a finished run is only read, unless it is to have
             more rounds now (``overrides=["training.rounds=25"]``): it goes on, to the result of so many from the start.
-        overwrite: replace the run that the folder holds, and what `polyfed plot` and `audit` made of it.
+        overwrite: replace the run that the folder holds, and what `polyfed.plot` and `polyfed audit` made of it.
         progress: show how it gets on, on standard error.
         device: "cpu", "cuda", "cuda:1".
         workers: clients that train at the same time, each in a process of its own; default: one per core, where that

@@ -25,7 +25,7 @@ from polyfed.places import check_name
 
 LIVE = ("tensorboard", "mlflow", "wandb")  # folders of loggers
 PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", *LIVE, "recipe.toml")  # in order of removal
-ANALYSIS = "analysis"  # folder of the figures and matrices that `polyfed plot` makes of a run
+ANALYSIS = "analysis"  # folder of the figures that `polyfed.plot` draws of a run
 ATTACK = "attack"  # folder of what attacks on a run have found
 COMMAND = "compare.json"  # how a comparison was made
 FORGOTTEN = "forgotten.json"  # clients whose rows must not count; stays when a run is replaced

@@ -1,38 +1,46 @@
 """Figures of finished runs: curves, clients, and what federation is worth.
 
-Each function gives a drawing for each set of comparable runs, with its numbers: those of `result.json`, of
-the reported round, in each run's main stage, or those of `rounds.jsonl`.
+Each function gives a figure for each set of comparable runs, by the name of its files. What is drawn is read from
+`result.json`, of the reported round, in each run's main stage, or from `rounds.jsonl`.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyfed.errors import ConfigError
+from polyfed.markup import image, notes
+from polyfed.records.read import ANALYSIS, check_links
+from polyfed.registry import suggest
 from polyfed.report.findings import Gains, decompose
 from polyfed.report.frames import client_frame, curve_frame, ranked
-from polyfed.report.grouping import Group
+from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import (
-    FigureWithData,
     canvas,
     empty_figure,
     has_bands,
     legend,
     line_style,
+    save,
     style_axes,
 )
+from polyfed.report.run_records import load_runs, rows_of_pooled
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-AXES = {"round": "round", "bytes": "bytes sent, both ways", "seconds": "training time", "simulated": "simulated time"}
+__all__ = ["Plot", "clients", "curve_drawings", "draw", "gain_drawings", "plot"]
+
+FIGURES = ("curves", "clients", "gains")
+AXES = {"round": "round", "bytes": "bytes sent, both ways", "simulated": "simulated time"}
 _SCALES = {
     "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")),
-    "seconds": ((3600, "h"), (60, "min"), (1, "s")),
     "simulated": ((3600, "h"), (60, "min"), (1, "s")),
 }
 _MARKERS_PER_LINE = 12
@@ -44,23 +52,80 @@ _PARTS: dict[str, dict[str, Any]] = {
 Found = TypeVar("Found", bound=Sized)
 
 
+@dataclass(frozen=True)
+class Plot:
+    """What `plot` leaves behind; in a notebook the figures.
+
+    files: all that was written. notes: which runs were left out, and why.
+    """
+
+    files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        return "".join(image(file) for file in self.files if file.suffix == ".png") + notes(self.notes)
+
+
+def plot(
+    folders: str | Path | Iterable[str | Path],
+    figures: Sequence[str] = FIGURES,
+    out: str | Path | None = None,
+    *,
+    stage: str | None = None,
+) -> Plot:
+    """Draw figures of finished runs, as `polyfed report` does, each as PNG and SVG.
+
+    Args:
+        folders: run folders, or folders above them; the folder of a sweep.
+        figures: some of "curves", "clients" and "gains"; those that these folders do not allow are left out.
+        out: where to; by default ``analysis`` in the first folder.
+        stage: scoring stage of curves and gains; None: each run's own.
+
+    Raises:
+        ConfigError: an unknown figure, or nothing to draw.
+    """
+    given = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
+    for name in figures:
+        if name not in FIGURES:
+            raise ConfigError(f"unknown figure '{name}'{suggest(name, FIGURES)}")
+    groups, left_out = group_runs(rows_of_pooled(load_runs(given)), stage)
+    drawn = draw(groups, figures, stage)
+    if not drawn:
+        raise ConfigError(f"expected runs of which {' or '.join(figures)} can be drawn, got others")
+    if out is None:
+        check_links(given[0])
+    place = given[0] / ANALYSIS if out is None else Path(out)
+    return Plot(tuple(file for stem, figure in drawn.items() for file in save(figure, place, stem)), left_out)
+
+
+def draw(groups: Sequence[Group], figures: Sequence[str] = FIGURES, stage: str | None = None) -> dict[str, Figure]:
+    """Those of these figures that the runs allow, by the names of their files. stage: see `plot`."""
+    drawn: dict[str, Figure] = {}
+    if "curves" in figures:
+        simulated = any((group.frame["metric"] == "simulated_seconds").any() for group in groups)
+        for axis in AXES if simulated else list(AXES)[:2]:
+            drawn |= curve_drawings(groups, axis, stage)
+    if "gains" in figures:
+        drawn |= gain_drawings(groups, stage)
+    if "clients" in figures:
+        drawn |= clients(groups)
+    return drawn
+
+
 def _of_each_group(
     groups: Sequence[Group],
     stem: str,
     find: Callable[[Group], Found],
-    draw: Callable[[Group, Found, str], FigureWithData],
-    lacking: str,
-) -> list[FigureWithData]:
-    """The drawings of the groups in which something is found, their files numbered where there are several."""
+    figure_of: Callable[[Group, Found], Figure],
+) -> dict[str, Figure]:
+    """The figures of the groups in which something is found, their files numbered where there are several."""
     every = [(group, find(group)) for group in groups]
     drawn = [(group, found) for group, found in every if len(found)]
-    if not drawn and lacking:
-        raise ConfigError(f"nothing to draw: {lacking}")
     stems = [group.score.of_it(stem).lower() if stem.startswith("accuracy") else stem for group, _ in drawn]
-    return [
-        draw(group, found, f"{stems[at]}-{at + 1}" if len(drawn) > 1 else stems[at])
+    return {
+        f"{stems[at]}-{at + 1}" if len(drawn) > 1 else stems[at]: figure_of(group, found)
         for at, (group, found) in enumerate(drawn)
-    ]
+    }
 
 
 def _about(group: Group, stage: str | None = None, more: str = "") -> str:
@@ -72,22 +137,13 @@ def _about(group: Group, stage: str | None = None, more: str = "") -> str:
 # curves -----------------------------------------------------------------------------------------------------------
 
 
-def axes_of(groups: Sequence[Group]) -> list[str]:
-    """The axes against which any of these runs can be drawn."""
-    simulated = any((group.frame["metric"] == "simulated_seconds").any() for group in groups)
-    return [axis for axis in AXES if axis != "simulated" or simulated]
-
-
-def curve_drawings(groups: Sequence[Group], x: str = "round", stage: str | None = None) -> list[FigureWithData]:
+def curve_drawings(groups: Sequence[Group], x: str = "round", stage: str | None = None) -> dict[str, Figure]:
     """``accuracy-by-<x>``: accuracy against rounds, bytes or time, one figure per set of comparable runs.
 
     Args:
-        x: "round", "bytes" (both directions), "seconds", or "simulated", the seconds that rounds would have taken on
-            the clients' devices; all but the first cumulative.
+        x: "round", "bytes" (both directions), or "simulated", the seconds that rounds would have taken on the clients'
+            devices; all but the first cumulative.
         stage: which stage to draw; by default each run's own evaluation.
-
-    Raises:
-        ConfigError: nothing to draw.
     """
 
     def find(group: Group) -> pd.DataFrame:
@@ -95,16 +151,14 @@ def curve_drawings(groups: Sequence[Group], x: str = "round", stage: str | None 
         whole = points.groupby("name")[x].transform(lambda places: places.notna().all()).astype(bool)
         return points[whole]
 
-    def draw(group: Group, points: pd.DataFrame, stem: str) -> FigureWithData:
+    def figure_of(group: Group, points: pd.DataFrame) -> Figure:
         seeds = points["count"].max()
         band = "; band: lowest to highest seed" if has_bands(points["name"].nunique(), seeds) else ""
         line = f" Line: mean over seeds{band}." if seeds > 1 else ""
         caption = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}.{line}"
-        shown = points.rename(columns={"count": "seeds"})[["name", x, "mean", "low", "high", "seeds"]]
-        figure = _draw_curves(group, points, x, caption)
-        return FigureWithData(stem, figure, caption, _in_order(group, shown))
+        return _draw_curves(group, points, x, caption)
 
-    return _of_each_group(groups, f"accuracy-by-{x}", find, draw, "no round of these runs was evaluated")
+    return _of_each_group(groups, f"accuracy-by-{x}", find, figure_of)
 
 
 def _in_order(group: Group, frame: pd.DataFrame) -> pd.DataFrame:
@@ -164,13 +218,12 @@ def _far_apart(points: pd.DataFrame, x: str) -> bool:
 # clients ----------------------------------------------------------------------------------------------------------
 
 
-def clients(groups: Sequence[Group]) -> list[FigureWithData]:
+def clients(groups: Sequence[Group]) -> dict[str, Figure]:
     """``accuracy-per-client``: the clients of each method from the lowest to the highest accuracy."""
-    lacking = "no client of these runs was scored"
-    return _of_each_group(groups, "accuracy-per-client", lambda group: ranked(client_frame(group)), _clients, lacking)
+    return _of_each_group(groups, "accuracy-per-client", lambda group: ranked(client_frame(group)), _clients)
 
 
-def _clients(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
+def _clients(group: Group, found: pd.DataFrame) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     main = group.score
@@ -192,13 +245,13 @@ def _clients(group: Group, found: pd.DataFrame, stem: str) -> FigureWithData:
     axes.set_xlabel(f"client, from the lowest to the highest {main.title}")
     axes.set_ylabel(main.axis)
     legend(axes, handles, lines)
-    return FigureWithData(stem, figure, about, _in_order(group, found))
+    return figure
 
 
 # what federation is worth -----------------------------------------------------------------------------------------
 
 
-def gain_drawings(groups: Sequence[Group], stage: str | None = None) -> list[FigureWithData]:
+def gain_drawings(groups: Sequence[Group], stage: str | None = None) -> dict[str, Figure]:
     """``decomposition``: per method the gain alone and, from where that ends, the federated gain.
 
     Nothing where no method ran alone, too. stage: whose accuracy; by default that of each run's own evaluation.
@@ -208,14 +261,10 @@ def gain_drawings(groups: Sequence[Group], stage: str | None = None) -> list[Fig
         every = decompose(group.rows, group.stages(stage), group.score)
         return [(name, one) for name, one in every.items() if one.gain.mean is not None]
 
-    def draw(group: Group, found: Sequence[tuple[str, Gains]], stem: str) -> FigureWithData:
-        return _gains(group, dict(found), stage, stem)
-
-    return _of_each_group(groups, "decomposition", find, draw, "")
+    return _of_each_group(groups, "decomposition", find, lambda group, found: _gains(group, dict(found), stage))
 
 
-def _gains(group: Group, found: Mapping[str, Gains], stage: str | None, stem: str) -> FigureWithData:
-    import pandas as pd
+def _gains(group: Group, found: Mapping[str, Gains], stage: str | None) -> Figure:
     from matplotlib.patches import Patch
 
     score = group.score
@@ -255,11 +304,4 @@ def _gains(group: Group, found: Mapping[str, Gains], stage: str | None, stem: st
     axes.set_xlim(max(0.0, low), min(100.0, high) if score.is_share else high)
     axes.set_xlabel(score.axis)
     legend(axes, list(handles.values()), list(handles))
-    rows: list[dict[str, Any]] = [
-        {"name": name, "local": one.local, "pooled": one.pooled, "way": one.way}
-        | one.gain.named("gain")
-        | one.alone.named("alone")
-        | one.federated.named("federated")
-        for name, one in found.items()
-    ]
-    return FigureWithData(stem, figure, about, pd.DataFrame(rows, dtype=object))
+    return figure

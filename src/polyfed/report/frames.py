@@ -132,14 +132,13 @@ _NEEDED = ("value", "final_round", "clients", "seconds", "simulated_seconds", "b
 def curve_frame(group: Group, stage: str | None = None) -> pd.DataFrame:
     """A line for each point of each row's curve: a round that every seed of the row evaluated.
 
-    Columns: name, round; bytes (both ways), seconds and simulated, which are cumulative and means over seeds; mean, low
-    and high of the main score over seeds, and their count. Where seeds stopped early after different rounds, their
-    final rounds are no such point. Arguments as for `round_frame`.
+    Columns: name, round; bytes (both ways) and simulated, which are cumulative and means over seeds; mean, low and high
+    of the main score over seeds, and their count. Where seeds stopped early after different rounds, their final rounds
+    are no such point. Arguments as for `round_frame`.
     """
     rounds = round_frame(group, stage)
     spent = {
         "bytes": rounds["bytes_up"].fillna(0) + rounds["bytes_down"].fillna(0),
-        "seconds": rounds["seconds"].fillna(0),
         "simulated": rounds["simulated_seconds"],
     }
     for axis, costs in spent.items():

@@ -26,7 +26,7 @@ from polyfed.report.comparison_tables import (
     sub_tables,
     write,
 )
-from polyfed.report.figures import axes_of, clients, curve_drawings, gain_drawings
+from polyfed.report.figures import draw
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import save
 from polyfed.report.run_lines import LOST
@@ -40,15 +40,10 @@ def write_report(table: Table, folder: str | Path) -> list[Path]:
     """Write the tables, the figures and the page of a comparison into the folder (made if missing).
 
     Raises:
-        ConfigError: nothing to draw, or a file that cannot be read or written.
+        ConfigError: a file that cannot be read or written.
     """
-    groups = [section.group for section in table.sections]
-    axes = [name for name in axes_of(groups) if name != "seconds"]
-    drawings = [drawing for name in axes for drawing in curve_drawings(groups, name, table.stage)]
-    drawings += gain_drawings(groups, table.stage)
-    if any(len(section.clients) for section in table.sections):
-        drawings += clients(groups)
-    drawn = [file for drawing in drawings for file in save(drawing.figure, folder, drawing.stem)]
+    figures = draw([section.group for section in table.sections], stage=table.stage)
+    drawn = [file for stem, figure in figures.items() for file in save(figure, folder, stem)]
     whole = page(table, drawn).encode("utf-8")
     return [*drawn, *write(table, folder), write_whole(make_folder(folder) / "report.html", whole)]
 

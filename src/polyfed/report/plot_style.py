@@ -10,16 +10,14 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.escaping import csv_text, json_text, visible
+from polyfed.escaping import visible
 from polyfed.palette import COLORS
 from polyfed.report.atomic_files import make_folder, write_whole
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 WIDTH = 5.6  # inches
@@ -39,30 +37,6 @@ SHEET: dict[str, Any] = {"dpi": _DPI, "facecolor": "white", "bbox_inches": "tigh
 _KEY = 0.6  # inches of a legend's entry before its name
 _LETTER = 0.078  # inches of a letter in a legend
 _ACROSS = 60  # letters of a legend's name in a line, at most
-
-
-@dataclass(frozen=True, eq=False)
-class FigureWithData:
-    """A figure and what it shows.
-
-    Attributes:
-        stem: the files' name without ending. figure: ready to save. about: what it shows, in words.
-        rows: what is drawn, a line for each mark; None is "not known".
-    """
-
-    stem: str
-    figure: Figure
-    about: str
-    rows: pd.DataFrame
-
-    def write(self, folder: str | Path) -> list[Path]:
-        """``<stem>.png``, ``.svg``, ``.json`` and ``.csv`` in the folder, each whole or not at all."""
-        place = make_folder(folder)
-        rows = self.rows.to_dict("records")
-        data = {"about": self.about, "rows": rows}
-        texts = {"json": json_text(data, indent=1) + "\n", "csv": csv_text(list(self.rows), rows)}
-        beside = [write_whole(place / f"{self.stem}.{form}", text.encode("utf-8")) for form, text in texts.items()]
-        return [*save(self.figure, place, self.stem), *beside]
 
 
 def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:

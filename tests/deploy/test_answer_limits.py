@@ -109,6 +109,31 @@ def test_noise_is_counted_whatever_the_recipe_is_now(tmp_path: Path, change: dic
     assert "at most 1 different requests for training in round 1" in str(wire.ask(FIRST_NODE, again))
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("heterofl", {"rates": "dynamic_a1-c1"}),
+        ("fedrolex", {"rates": "fix_a1-c1"}),
+        ("scalefl", {"levels": "0.5@0.5 1@1"}),
+        ("fedlora", {"ranks": "1 2"}),
+        ("fedavg", {}),
+    ],
+)
+def test_a_node_trains_scores_and_writes_the_network_of_its_recipe_alone(
+    tmp_path: Path, method: str, settings: dict[str, Any]
+) -> None:
+    recipe = recipe_of(method, models={"architectures": ["digits-cnn1"]}, hyperparameters=settings)
+    wire = Nearby(recipe, tmp_path / "nodes")
+    serve(recipe, wire, out=tmp_path / "run")
+    assert not [each for each in event_log(tmp_path / "run") if each["event"] == "trouble"]
+    sent = [envelope for node, envelope in wire.sent if node == FIRST_NODE and envelope.kind != "hello"]
+    assert {"train", "finish"} <= {envelope.kind for envelope in sent}
+    for envelope in sent:
+        for other in {"", "a", "c", "1", "2"} - {envelope.facts["variant"]}:
+            refusal = f"expected the variant '{envelope.facts['variant']}' of client 0's network in round"
+            assert refusal in str(wire.ask(FIRST_NODE, told(envelope, variant=other)))
+
+
 def test_another_name_of_the_run_is_no_other_request(tmp_path: Path) -> None:
     """From the beginning on all is the same: so is the answer, and nothing new is told."""
     wire, envelope = asked(tmp_path, **NOISY)

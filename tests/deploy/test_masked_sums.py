@@ -335,6 +335,20 @@ def test_another_total_of_the_same_addends_is_opened_if_the_operator_allows_it(
     assert opened or "at most 1 different requests for totals in" in str(answer)
 
 
+def test_a_server_begins_so_many_sums_and_no_more(tmp_path: Path, asked: Asked) -> None:
+    """One for each time that it is started again in the round; of another round others."""
+    wire = Nearby(asked.recipe, tmp_path)
+    facts = {key: value for key, value in asked.envelopes["keys"].facts.items() if key != "sum"}
+
+    def begin(number: int, round: int = 1) -> Answer:
+        return wire.ask(FIRST_NODE, Envelope("keys", {**facts, "round": round, "sum": {"name": f"{number:016x}"}}))
+
+    assert all(isinstance(begin(number), Envelope) for number in range(10))
+    assert "at most 10 different requests for sums in round 1, exchange 0" in str(begin(10))
+    assert isinstance(begin(3), Envelope)
+    assert isinstance(begin(10, round=2), Envelope)
+
+
 def test_addends_do_not_leave_without_a_sum(asked: Asked) -> None:
     answer = asked.again("train", lambda sums: sums.update(name="", clients=[], keys=[], sharers=[]), round=2, base="")
     assert isinstance(answer, Envelope)

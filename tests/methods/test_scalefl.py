@@ -11,6 +11,7 @@ import torch
 
 from polyfed import methods, testing
 from polyfed.config.recipe import Recipe
+from polyfed.core.randomness import generator
 from polyfed.engine.executors.client_work import working_copy
 from polyfed.errors import ConfigError
 from polyfed.methods import ScaleFL
@@ -23,8 +24,10 @@ from tests.helpers.toys import CLASSES, clients, federation, moved
 LEVELS = {"1": (0.4, 2), "2": (0.5, 3), "3": (0.55, 4), "4": (0.65, 5), "5": (1.0, 5)}  # width, blocks of the deep toy
 
 
-def level_of(round):
-    return {number: str(int(level)) for number, level in enumerate(round.before["levels"])}
+def levels_of_five():
+    """Of clients whose seed is 0."""
+    order = torch.randperm(5, generator=generator(0, "server levels", 0)).tolist()
+    return {number: str(5 - place) for number, place in enumerate(order)}
 
 
 def widths(level, width=6, features=5):
@@ -38,7 +41,7 @@ def test_a_round_is_that_of_sub_models_trained_by_hand(kind, weighting):
     members = clients([kind] * 5, [8, 12, 9, 10, 11])
     method, counts = ScaleFL(gamma=0.4, weighting=weighting), [c.n if weighting == "samples" else 1 for c in members]
     (round,) = rounds(method, members, rounds=1)
-    before, after, levels = round.before["model"], round.after["model"], level_of(round)
+    before, after, levels = round.before["model"], round.after["model"], levels_of_five()
     assert sorted(levels.values()) == list("12345")
     for number, level in levels.items():
         blocks, (wide, high) = LEVELS[level][1], widths(level)
@@ -102,7 +105,7 @@ def test_clients_get_the_levels_in_equal_shares_once_as_the_seed_says():
 
 def scalefl_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """P of the stem, the block and its exit at half the width, or of all, 8 and 12 channels."""
-    whole = int(server.state["levels"][client_id]) == 2
+    whole = ScaleFL(levels="0.5@0.5 1@1").variant(server, client_id) == "2"
     w, f = (8, 12) if whole else (4, 6)
     p = (9 * w + w) + (9 * w * w + w) + (w * 3 + 3) + whole * ((9 * w * f + f) + (f * 3 + 3))
     return 4 * p, 4 * p

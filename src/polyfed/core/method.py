@@ -416,7 +416,11 @@ class Method:
 
     # the network that a client trains, where it is not its own -----------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
-        """Present variant of the client's architecture, if there are several; "": the architecture itself."""
+        """Present variant of the client's architecture, if there are several; "": the architecture itself.
+
+        A function of the clients' numbers, the seed and the round, not of the server's state: a node of a deployment
+        works it out for itself, and trains no other.
+        """
         return ""
 
     def build(self, model: Any, variant: str) -> nn.Module:

@@ -172,6 +172,10 @@ class Server:
         """The server's random stream for `purpose` in this round."""
         return generator(self._seed, f"server {purpose}", self.round, *ids)
 
+    def generator_of_run(self, purpose: str) -> torch.Generator:
+        """The server's random stream for `purpose`, the same in every round."""
+        return generator(self._seed, f"server {purpose}", 0)
+
     def initial_state(self, architecture: str, variant: str = "") -> dict[str, Tensor]:
         """Initial weights of an architecture for shared models, a function of the seed."""
         return self._model_factory.initial_state(architecture, variant, alone=True)

@@ -31,6 +31,7 @@ from polyfed.records.read import parse_json
 _FOLDER = "answered"
 _NOISY = "noise.jsonl"
 _REQUESTS = {True: 1, False: 10}  # whether noise hides rows -> different requests of a kind
+_SUMS = 10  # that a run may begin in an exchange
 _STANDINGS = 2  # in which a client is scored: as it stands, and after receiving
 _LENGTHS = "rounds of the recipe"  # no request: which this node's operator has set, one after the other
 
@@ -121,6 +122,18 @@ class AnswerLimits:
         digest = hashlib.sha256(to_bytes(sent)).hexdigest()
         what = "sums of all rows" if self._is_one_release else f"noise in {_when(task)}"
         self._count(what, digest, self.runs)
+
+    def count_sum(self, task: TaskRequest) -> None:
+        """Note a sum with masks that the node takes part in; a server that is started again begins another one.
+
+        Raises:
+            RunError: it would be one too many, or cannot be noted.
+        """
+        self._count(f"sums in {_when(task)}", task.sum.name, self.most_sums(1))
+
+    def most_sums(self, times: int) -> int:
+        """Sums that it takes part in, where a run of the recipe begins so many."""
+        return _SUMS * self.runs * times
 
     def count_once(self, what: str, digest: str) -> None:
         """Note a list of a sum with masks: there is one of each kind.

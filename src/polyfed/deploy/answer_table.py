@@ -216,9 +216,9 @@ class _Trial:
         keys = {0: own.keys(), 1: other.keys()}
         sealed = other.shares(keys, 2)[0]
         opened = own.unmask(keys, {1: sealed}, [1])[1]
-        everybody, totals = self._clients, self._limits.most_totals(sums)
-        yield Answer("keys of a sum", (), ("public keys",), len(keys[0].hex()), sums, None)
-        yield Answer("shares of masks", (), ("encrypted ones",), everybody * len(sealed.hex()), sums, None)
+        everybody, begun, totals = self._clients, self._limits.most_sums(sums), self._limits.most_totals(sums)
+        yield Answer("keys of a sum", (), ("public keys",), len(keys[0].hex()), sums, begun)
+        yield Answer("shares of masks", (), ("encrypted ones",), everybody * len(sealed.hex()), sums, begun)
         yield Answer("opening a total", (), ("shares of masks",), everybody * len(opened.hex()), sums, totals)
 
     def _scores(self) -> Answer:

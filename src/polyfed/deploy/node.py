@@ -19,6 +19,7 @@ from polyfed.core.method import Method
 from polyfed.core.model_factory import with_columns
 from polyfed.core.modules import as_split_model
 from polyfed.core.randomness import keep_global_rng
+from polyfed.core.server import ClientInfo, Server
 from polyfed.data.samples import checksum_of
 from polyfed.data.transforms import Prepare
 from polyfed.deploy.answer_limits import AnswerLimits, scores_with_job
@@ -112,6 +113,7 @@ class Node:
             limits.check(envelope.kind, task)
             if envelope.kind in OF_SUMS:
                 return NodeSum(self.recipe, self._config, task, limits).answer(envelope.kind)
+            turn.check_variant()
             turn.take_up()
             at_once, parts = scores_with_job(self.recipe, task) if envelope.kind == "train" else (False, [])
             if not limits.count(envelope.kind, task, turn.request(envelope), at_once or bool(parts)):
@@ -142,8 +144,8 @@ class NodeTask:
         self._source, rows = dataset.source, dataset.clients[place]
         self._names = list(self._source.class_names)
         self._data = checksum_of((rows.train, rows.validation, rows.test), [self._names, self._source.feature_names])
-        count = recipe.data.client_count or max(len(dataset.clients), config.client_id + 1)
-        network = config.architecture or assign_architectures(recipe, count)[config.client_id]
+        self._count = recipe.data.client_count or max(len(dataset.clients), config.client_id + 1)
+        network = config.architecture or assign_architectures(recipe, self._count)[config.client_id]
         columns = rows.columns
         name = network if columns is None else with_columns(network, columns.names)
         self._prepare = check_normalization(recipe, self._source)
@@ -230,6 +232,28 @@ class NodeTask:
         facts = json.dumps([asked, own], sort_keys=True).encode()
         parts = (facts, envelope.body, self._checkpoints.stored(self.task.base))
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+    def check_variant(self) -> None:
+        """Whether the network that is asked for is the one that the node's own recipe gives its client in the round.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        task, client, recipe = self.task, self.client, self._recipe
+        server = Server(
+            {number: ClientInfo(client.architecture, client.n) for number in range(self._count)},
+            self._model_factory,
+            rounds=recipe.training.rounds,
+            classes=client.classes,
+            seed=recipe.run.seed,
+        )
+        server.round = task.round
+        own = self._method.variant(server, client.id)
+        if task.variant != own:
+            raise ConfigError(
+                f"expected the variant '{own}' of client {client.id}'s network in round {task.round}, as this node's "
+                f"recipe has it for {self._count} clients, got '{task.variant[:60]}'"
+            )
 
     def take_up(self) -> None:
         """Restore the client's state when it last counted.

@@ -3,6 +3,7 @@
 Whatever a server asks, a node
 
 - sends no addends that are not masked;
+- takes part in so many sums of an exchange as its recipe needs, with room for a server that is started again;
 - answers one list of clients, one of sharers and one of survivors for each sum, noted on its disk before, and never for
   fewer clients than its own recipe says. A server thus never gets shares of both secrets of a client;
 - helps to open `answers` different totals of the same addends. As each needs more than half of its clients, no two
@@ -39,13 +40,15 @@ class NodeSum:
         recipe: the node's own. config: its configuration. task: what is asked for. limits: count what it answers.
 
     Raises:
-        ConfigError: its own recipe has no secure sums. RunError: the lists are not those of a sum.
+        ConfigError: its own recipe has no secure sums. RunError: the lists are not those of a sum, or it is one sum too
+            many.
     """
 
     def __init__(self, recipe: Recipe, config: NodeConfig, task: TaskRequest, limits: AnswerLimits) -> None:
         self._settings = recipe.secure_sums
         if not self._settings.enabled:
             raise ConfigError("expected secure_sums.enabled = true in this node's recipe, got a request for a sum")
+        limits.count_sum(task)
         self._client, self._task, self._limits = config.client_id, task, limits
         self._method: Method = recipe.chosen_method
         asked = self._asked = task.sum

@@ -30,7 +30,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, get_tensor
+from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.losses import cross_entropy, kl_divergence
@@ -81,7 +81,11 @@ class ScaleFL(SubModels):
         return _levels(self.levels)[int(variant) - 1] if variant else Level(1.0, 1.0)
 
     def variant(self, server: Server, client_id: int) -> str:
-        return str(int(get_tensor(server.state, "levels")[server.all_client_ids.index(client_id)]))
+        clients = len(server.all_client_ids)
+        levels = len(_levels(self.levels))
+        order = torch.randperm(clients, generator=server.generator_of_run("levels"))
+        place = int(order[server.all_client_ids.index(client_id)])
+        return str(levels - place * levels // clients)  # the whole network is never without a client
 
     def build(self, model: Any, variant: str) -> nn.Module:
         width, depth = self._level(variant)
@@ -94,13 +98,6 @@ class ScaleFL(SubModels):
         return scored
 
     # server ------------------------------------------------------------------------------------------------
-    def init_server(self, server: Server) -> None:
-        super().init_server(server)
-        clients = len(server.all_client_ids)
-        levels = len(_levels(self.levels))
-        order = torch.randperm(clients, generator=server.generator("levels"))
-        server.state["levels"] = levels - order * levels // clients  # the whole network is never without a client
-
     def rate(self, server: Server, client_id: int) -> float:
         return self._level(self.variant(server, client_id)).width
 

@@ -31,7 +31,7 @@ def test_the_network_goes_on_from_round_to_round() -> None:
         means = torch.stack([rows[labels == c].mean(0) for c in range(CLASSES)])
         margin = adaptive_margin(means, 100.0)
         assert round.record["server"]["margin"] == pytest.approx(margin, rel=1e-5)
-        loss = functools.partial(margin_loss, margin=margin)
+        loss = functools.partial(margin_loss, delta=margin)
         draws = generator(0, "server means", number)
         expected, value = train_network(before, rows, labels, loss, 4, 4, 0.1, draws)
         assert all(torch.allclose(after[name], t, atol=1e-5) for name, t in expected.items())
@@ -54,7 +54,7 @@ def test_a_step_of_the_fit_is_that_of_autograd() -> None:
     rows, labels = normal(4, 4), torch.tensor([0, 2, 0, 1], dtype=torch.int32)
     before = {name: t.clone() for name, t in weights.items()}
     draws = torch.Generator().manual_seed(1)
-    apart = functools.partial(margin_loss, margin=0.7)
+    apart = functools.partial(margin_loss, delta=0.7)
     new, loss = train_network(weights, rows, labels, apart, 1, 4, 0.5, draws)
     w = {name: t.clone().requires_grad_() for name, t in before.items()}
     hidden = (w["embedding"] @ w["hidden.weight"].T + w["hidden.bias"]).relu()

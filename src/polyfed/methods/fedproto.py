@@ -4,10 +4,12 @@ phi_k and h_k are the client's extractor and head, n_kc is its number of samples
 client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2
            C_k[c] = mean of phi_k(x) over its samples of class c
                     in eval mode, after training ("after"), or in training's batches ("during")
-server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc  over clients that sent one ("count")
+server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc  over clients that sent one ("count") (eq. 6, see 1)
                    or their plain mean ("uniform")
 prediction: argmin_c ||phi_k(x) - P[c]||
-A class that no client sends keeps its prototype.
+A class that no client sends keeps its prototype. `loss`, `upload` and `aggregate` follow these lines; `receive` and
+`predict` are those of `building_blocks.prototypes`. Messages have C_k and P as "prototypes" beside their "labels"; the
+loss has P by class, and "known", whether a class has one.
 Sent: down C D + C; up S D + 2 S, S classes of the client. Kept: client: last P received; server: P, clients' classes.
 Deviations from the paper: (1) Eq. 6 multiplies by n_kc / N_c and also divides by the number of senders, so that
 prototypes would shrink. Here they are the weighted mean, or the plain mean of the authors' code. (2) The distance is
@@ -52,18 +54,19 @@ class FedProto(prototypes.PrototypeMethod):
             sums["distance"] = prototype_distance(z, batch.y, batch.w, context["prototypes"], context["known"])
             loss = loss + self.prototype_weight * sums["distance"]
         if self.collected == "during":
-            sums["rows"], sums["weights"] = batch_class_sums(z.detach(), batch.y, batch.w, scores.shape[1])
+            sums["class_sums"], sums["class_weights"] = batch_class_sums(z.detach(), batch.y, batch.w, scores.shape[1])
         return loss, sums
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         counted = self.weighting == "count"
         if self.collected == "after":
             return prototypes.upload_means(client, counted)
-        weights = trained.sums["weights"]
-        seen = weights > 0
-        labels = seen.nonzero()[:, 0].cpu()
-        counts = torch.bincount(client.data.train.y, minlength=len(weights))[labels]
-        sent: Message = {"labels": labels.int(), "prototypes": trained.sums["rows"][seen] / weights[seen, None]}
+        weights_C = trained.sums["class_weights"]
+        seen_C = weights_C > 0
+        labels_S = seen_C.nonzero()[:, 0].cpu()
+        means_SD = trained.sums["class_sums"][seen_C] / weights_C[seen_C, None]
+        counts = torch.bincount(client.data.train.y, minlength=len(weights_C))[labels_S]
+        sent: Message = {"labels": labels_S.int(), "prototypes": means_SD}
         return {**sent, "counts": counts.int()} if counted else sent
 
     # server ------------------------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
 """FedTGP: prototypes that the server trains apart from each other (Zhang, Liu, Hua and Cao, AAAI 2024).
 
-phi_k and h_k are the client's extractor and head. P[c] is the prototype of class c and Q[c] the
-plain mean of the C_k[c].
-client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2
+phi_k and h_k are the client's extractor and head, P[c] is the prototype of class c.
+client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2      `loss` (eq. 11, see 5)
            C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training
-server:    P = linear(ReLU(linear(embedding)))
-           delta = max over c of the distance from Q[c] to the nearest other Q[c'], at most `margin`
-           server_epochs epochs of SGD, over all (k, c), on
-           CE(-(||C_k[c] - P[c']|| + delta [c' = c]) over all c', c), in shuffled batches of the clients' size
+server:    Q[c] = plain mean of the C_k[c]
+           delta = max over c of the distance from Q[c] to the nearest other Q[c'],
+                   at most `margin`                                                `adaptive_margin` (eq. 9, see 4)
+           P = linear(ReLU(linear(embedding))), trained in server_epochs epochs of SGD, over all (k, c), on
+               CE(-(||C_k[c] - P[c']|| + delta [c' = c]) over all c', c)           `margin_loss`
+               in shuffled batches of the clients' size                            `building_blocks.prototype_network`
 prediction: argmin_c ||phi_k(x) - P[c]||
+What clients send and keep, and `predict`, are those of `building_blocks.prototypes`.
 Sent: down C D + C; up S D + S. Kept: client: last P received; server: prototype network, P.
 Deviations from the paper (arXiv:2401.03230): (1) A class that no client has sent yet is not sent and is no candidate;
 it takes part in the server's loss. (2) With a single class in a round, delta is `margin`. (3) The server's optimizer is
@@ -62,25 +64,25 @@ class FedTGP(prototypes.PrototypeMethod):
         sent = prototypes.collect(server, uploads, "prototypes")
         if sent is None:
             return
-        _, means_SD = merge(sent.rows, sent.labels, torch.ones(len(sent.labels)))
-        delta = adaptive_margin(means_SD, self.margin)
+        _, q_SD = merge(sent.rows, sent.labels, torch.ones(len(sent.labels)))
+        delta = adaptive_margin(q_SD, self.margin)
         server.log["margin"] = delta
 
-        def loss(prototypes_CD: Tensor, rows_BD: Tensor, labels_B: Tensor) -> Tensor:
-            return margin_loss(prototypes_CD, rows_BD, labels_B, delta)
+        def loss(p_CD: Tensor, c_BD: Tensor, labels_B: Tensor) -> Tensor:
+            return margin_loss(p_CD, c_BD, labels_B, delta)
 
         prototype_network.fit(server, sent, loss, self.server_epochs, self.server_lr)
 
 
-def adaptive_margin(means_SD: Tensor, most: float) -> float:
-    """The largest distance of any class's mean to the nearest other one, at most `most`; `most` for one class."""
-    return min(float(nearest_distances(means_SD).max()), most)
+def adaptive_margin(q_SD: Tensor, most: float) -> float:
+    """delta, the largest distance of any Q[c] to the nearest other one, at most `most`; `most` for one class."""
+    return min(float(nearest_distances(q_SD).max()), most)
 
 
-def margin_loss(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, margin: float) -> Tensor:
-    """mean_m -log[e^-(d(m, y_m) + margin) / (e^-(d(m, y_m) + margin) + sum over c != y_m of e^-d(m, c))].
+def margin_loss(p_CD: Tensor, c_MD: Tensor, labels_M: Tensor, delta: float) -> Tensor:
+    """mean_m -log[e^-(d(m, y_m) + delta) / (e^-(d(m, y_m) + delta) + sum over c != y_m of e^-d(m, c))].
 
-    d(m, c) is the Euclidean distance of row m and prototype c; its gradient at distance 0 is 0.
+    d(m, c) is the Euclidean distance of the m-th C_k[y_m] and P[c]; its gradient at distance 0 is 0.
     """
-    is_own_MC = labels_M[:, None] == torch.arange(len(prototypes_CD), device=labels_M.device)
-    return F.cross_entropy(-(distances(rows_MD, prototypes_CD) + margin * is_own_MC), labels_M)
+    is_own_MC = labels_M[:, None] == torch.arange(len(p_CD), device=labels_M.device)
+    return F.cross_entropy(-(distances(c_MD, p_CD) + delta * is_own_MC), labels_M)

@@ -139,9 +139,11 @@ class PrototypeMethod(Method):
         order = labels.argsort()
         labels = labels[order]
         rows = torch.cat([get_tensor(part, "prototypes") for part in parts])[order]
-        among = torch.isin(labels, client.data.train.y) if self.candidates == "own" else labels == labels
-        if among.any():
-            client.state |= {"labels": labels[among], "prototypes": rows[among]}
+        is_candidate = torch.ones_like(labels, dtype=torch.bool)
+        if self.candidates == "own":
+            is_candidate = torch.isin(labels, client.data.train.y)
+        if is_candidate.any():
+            client.state |= {"labels": labels[is_candidate], "prototypes": rows[is_candidate]}
         prototypes, present = to_dense(rows.to(next(client.model.parameters()).dtype), labels, client.classes)
         return {"prototypes": prototypes, "known": present} if self.prototype_weight else {}
 

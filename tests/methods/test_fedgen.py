@@ -118,10 +118,12 @@ def test_the_teacher_gets_no_gradient():
     context = dict(method.receive(client, method.broadcast(fed.server, 1)))
     client.context = context
     context |= method.step_inputs(client, 0, draws())
-    assert same(method.step_inputs(client, 0, draws()), {name: context[name] for name in ("y", "z_y", "z")})
+    assert same(
+        method.step_inputs(client, 0, draws()), {name: context[name] for name in ("y_drawn", "z_drawn", "z_batch")}
+    )
     data, model = batch(samples(4, 5)), client.model
     found = method.gradients(model, data, context).grads
-    teacher = model.head(generate(context["generator"], context["z"], data.y)).detach()
+    teacher = model.head(generate(context["generator"], context["z_batch"], data.y)).detach()
     scores = model(data.x)
     kl = F.kl_div(scores.log_softmax(1), teacher.softmax(1), reduction="batchmean")
     (F.cross_entropy(scores, data.y) + 0.98**2 * kl).backward()
@@ -137,8 +139,8 @@ def generated(model: Any, batch: Any, context: Any) -> float:
         features = numpy_generate(context["generator"], z.double().numpy(), y.numpy(), training=False)
         return oracles.log_softmax(features @ head["weight"].T + head["bias"])
 
-    drawn = oracles.of_labels(made(context["z_y"], context["y"]), context["y"])
-    kl = oracles.divergence(made(context["z"][: len(batch.y)], batch.y), oracles.log_softmax(model(batch.x)))
+    drawn = oracles.of_labels(made(context["z_drawn"], context["y_drawn"]), context["y_drawn"])
+    kl = oracles.divergence(made(context["z_batch"][: len(batch.y)], batch.y), oracles.log_softmax(model(batch.x)))
     return oracles.cross_entropy(model, batch, context) + 0.98 * (0.2 * drawn + 0.1 * kl)  # of round 2
 
 

@@ -1,24 +1,28 @@
 """FedGen: clients learn from features that a server-trained generator makes (Zhu, Hong and Zhou, ICML 2021).
 
 G(z, y) makes what enters the head h from noise z and a class y; f is the whole network, of D features and C classes.
+Generator: G = Linear, BatchNorm, ReLU, Linear of z and y one-hot                                    `generate`
 Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)
-               + a_t CE(h(G(z', y')), y') + b_t KL(softmax h(G(z, y)) || softmax f(x)),
-           y' drawn as often as the clients have it, as many as rows; a_t, b_t = (alpha, beta) * 0.98^(t - 1), at
-           least 1e-4.
-Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + L_div, omega_ky = n_ky /
-           sum_j n_jy, heads h_k as received, L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|), both
-           as means over entries; softmax h(G(z, y)) is a constant in the KL term.
-Steps and rate of G are those of the authors' code on MNIST.
+               + a_t CE(h(G(z', y')), y')                    y' drawn as often as the clients have it, as many as rows
+               + b_t KL(softmax h(G(z, y)) || softmax f(x))  y of the batch; softmax h(G(z, y)) is a constant
+           a_t, b_t = (alpha, beta) * 0.98^(t - 1), at least 1e-4                                    `loss`
+Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + L_div             `train_generator`
+           omega_ky = n_ky / sum_j n_jy, heads h_k as received
+           L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|), both as means over entries
+Steps and rate of G are those of the authors' code on MNIST. In the context: "generator", G's weights; "counts", samples
+of each class of which G was trained; "weights", a_t and b_t; for a step "y_drawn" and "z_drawn", y' and z', and
+"z_batch", z.
 Sent: down P + P_G + C; up P + C. Kept: server: w, G and its Adam, class counts.
 Deviations from the paper (arXiv:2105.10056): (1) The KL term, the decay and the sum of the clients' losses are those of
 the authors' code. The paper has the first term, with weight 1, and the loss of the clients' mean logits. (2) Noise is
 normal; in the authors' code it is uniform. (3) Classes are drawn by the responding clients' counts; the authors' code
-draws all equally. (4) Round 1 has no generator, which is still untrained. A class with a single sample in total is not
-generated. (5) Architectures may differ; the paper has one. (6) On clients, G normalizes by its running statistics.
-BatchNorm in a head normalizes generated features by their batch, and its running statistics leave them out. (7) Per
-step, a client generates `training.batch_size` features of drawn classes (the authors' code 32), and the server 128
-(that code's `ensemble_batch_size`, which its loop does not use). (8) The authors' code sets `alpha = beta = 10` on
-MNIST, and 10 and 1 on EMNIST.
+draws all equally. (4) Round 1 has no generator, which is still untrained. G is not trained on a class with a single
+sample in total. As in the authors' code, the KL term nevertheless asks for all classes of the batch, also for such ones
+and for those that no responding client has had. (5) Architectures may differ; the paper has one. (6) On clients, G
+normalizes by its running statistics. BatchNorm in a head normalizes generated features by their batch, and its running
+statistics leave them out. (7) Per step, a client generates `training.batch_size` features of drawn classes (the
+authors' code 32), and the server 128 (that code's `ensemble_batch_size`, which its loop does not use). (8) The authors'
+code sets `alpha = beta = 10` on MNIST, and 10 and 1 on EMNIST.
 """
 
 from __future__ import annotations
@@ -55,109 +59,6 @@ _LEAST = 1e-4  # what `decayed` leaves
 WEIGHT_DECAY = 0.01  # L2 penalty in Adam
 
 
-@hyperparameters
-class FedGen(FedAvg):
-    """Averaging of weights, and features of all classes from a server-trained generator."""
-
-    alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on generated features of drawn classes; 0: off
-    beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards features of the batch's classes; 0: off
-
-    # server ------------------------------------------------------------------------------------------------
-    def init_server(self, server: Server) -> None:
-        super().init_server(server)
-        features = as_split_model(server.model(server.architectures[0], {})).feature_dim
-        draws = server.generator("generator")
-        server.state["generator"] = init_generator(server.classes, features, draws)
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        message = super().broadcast(server, client_id)
-        if "counts" not in server.state:  # nobody has trained the generator yet
-            return message
-        return {**message, "generator": server.state["generator"], "counts": server.state["counts"]}
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        counts = {i: get_tensor(message, "counts") for i, message in uploads.items()}
-        super().aggregate(server, {i: {**message, "n": counts[i].sum()} for i, message in uploads.items()})
-        if uploads and (self.alpha or self.beta):
-            self._train_generator(server, uploads, torch.stack([counts[i].long() for i in uploads]))
-
-    def _train_generator(self, server: Server, uploads: Mapping[int, Message], counts_SC: Tensor) -> None:
-        known = observed_classes(counts_SC)
-        if not known.any():
-            return
-        plain: dict[str, nn.Module] = {}  # heads by architecture, whatever their weights
-        heads = []
-        for i, message in uploads.items():
-            architecture = server.clients[i].architecture
-            model = server.model(architecture, {})
-            if architecture not in plain:
-                plain[architecture] = frozen_head(model)
-            heads.append(copy.deepcopy(plain[architecture]))
-            sent = get_group(message, "model")
-            load_state(heads[-1], {inner: sent[name] for name, inner in head_names(model).items() if name in sent})
-        lr = _GENERATOR_LR * _GENERATOR_LR_DECAY ** (server.round - 1)
-        generator = get_group(server.state, "generator")
-        moments = members(server.state, "moments")
-        draws = server.generator("features")
-        generator, moments, loss = train_generator(generator, moments, heads, counts_SC, lr, draws)
-        server.log["generator_loss"] = loss
-        server.state |= {"generator": dict(generator), "moments": dict(moments), "counts": known.int()}
-
-    # client ------------------------------------------------------------------------------------------------
-    @loads_message
-    def receive(self, client: Client, message: Message) -> Context:
-        super().receive(client, message)
-        if "generator" not in message:
-            return {}
-        like = next(client.model.parameters())
-        generator = {name: t.to(like.dtype) for name, t in get_group(message, "generator").items()}
-        weights = torch.tensor([decayed(self.alpha, client.round), decayed(self.beta, client.round)], dtype=like.dtype)
-        return {"generator": generator, "counts": get_tensor(message, "counts").clone(), "weights": weights}
-
-    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        if "generator" not in client.context:
-            return {}
-        rows = client.training.batch_size
-        y = torch.multinomial(client.context["counts"].double(), rows, replacement=True, generator=generator)
-        z_y = torch.randn(rows, LATENT_DIM, generator=generator)
-        z = torch.randn(rows, LATENT_DIM, generator=generator)
-        return {"y": y, "z_y": z_y, "z": z}
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        scores = model(batch.x)
-        task = cross_entropy(scores, batch.y, batch.w)
-        if "generator" not in context:
-            return task
-        a, b = context["weights"]
-        drawn = generate(context["generator"], context["z_y"], context["y"])
-        made = generate(context["generator"], context["z"][: len(batch.y)], batch.y)
-        with frozen_running_stats(model.head):
-            of_drawn = model.head(drawn)
-            teacher = model.head(made)
-        invented = cross_entropy(of_drawn, context["y"], torch.ones_like(drawn[:, 0]))
-        generated = a * invented + b * kl_divergence(scores, teacher, batch.w)
-        return task + generated, {"own_loss": task, "generated_loss": generated}
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        counts = torch.bincount(client.data.train.y, minlength=client.classes).int()
-        return {"model": super().upload(client, trained)["model"], "counts": counts}
-
-    # declared -------------------------------------------------------------------------------------------------
-    upload_form = {"model": upload_forms.as_sent, "counts": upload_forms.BY_CLASS}
-    ignores_initial_weights = True
-
-    @property
-    def requirements(self) -> Requirements:
-        return Requirements(
-            split_model=True,
-            same_feature_dim=True,
-            shared_shapes=self.aggregation != "same-shape",
-            same_columns=True,
-            classes="its generator draws representations by class",
-            hint="use method.aggregation = 'same-shape'",
-        )
-
-
 # the generator -------------------------------------------------------------------------------------------------------
 # Its weights are named tensors like any others: made by `init_generator`, used by `generate`, trained by
 # `train_generator`. Shapes: B rows made, Z numbers of noise, C classes, H hidden units, D features, S clients.
@@ -187,6 +88,126 @@ def generate(weights: Group, z_BZ: Tensor, y_B: Tensor, training: bool = False) 
     return F.linear(F.relu(hidden_BH), w["output.weight"], w["output.bias"])
 
 
+# the method ----------------------------------------------------------------------------------------------------------
+
+
+@hyperparameters
+class FedGen(FedAvg):
+    """Averaging of weights, and features of all classes from a server-trained generator."""
+
+    alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on generated features of drawn classes; 0: off
+    beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards features of the batch's classes; 0: off
+
+    # client ------------------------------------------------------------------------------------------------
+    @loads_message
+    def receive(self, client: Client, message: Message) -> Context:
+        super().receive(client, message)
+        if "generator" not in message:
+            return {}
+        like = next(client.model.parameters())
+        generator = {name: t.to(like.dtype) for name, t in get_group(message, "generator").items()}
+        weights = torch.tensor([decayed(self.alpha, client.round), decayed(self.beta, client.round)], dtype=like.dtype)
+        return {"generator": generator, "counts": get_tensor(message, "counts").clone(), "weights": weights}
+
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        if "generator" not in client.context:
+            return {}
+        rows = client.training.batch_size
+        y_drawn = torch.multinomial(client.context["counts"].double(), rows, replacement=True, generator=generator)
+        z_drawn = torch.randn(rows, LATENT_DIM, generator=generator)
+        z_batch = torch.randn(rows, LATENT_DIM, generator=generator)
+        return {"y_drawn": y_drawn, "z_drawn": z_drawn, "z_batch": z_batch}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        scores = model(batch.x)
+        task = cross_entropy(scores, batch.y, batch.w)
+        if "generator" not in context:
+            return task
+        a, b = context["weights"]
+        y_drawn = context["y_drawn"]
+        g_drawn = generate(context["generator"], context["z_drawn"], y_drawn)  # G(z', y')
+        g_batch = generate(context["generator"], context["z_batch"][: len(batch.y)], batch.y)  # G(z, y)
+        with frozen_running_stats(model.head):
+            h_drawn = model.head(g_drawn)
+            teacher = model.head(g_batch)
+        of_drawn = cross_entropy(h_drawn, y_drawn, torch.ones_like(g_drawn[:, 0]))
+        generated = a * of_drawn + b * kl_divergence(scores, teacher, batch.w)
+        return task + generated, {"own_loss": task, "generated_loss": generated}
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        counts = torch.bincount(client.data.train.y, minlength=client.classes).int()
+        return {"model": super().upload(client, trained)["model"], "counts": counts}
+
+    # server ------------------------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        super().init_server(server)
+        features = as_split_model(server.model(server.architectures[0], {})).feature_dim
+        draws = server.generator("generator")
+        server.state["generator"] = init_generator(server.classes, features, draws)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        message = super().broadcast(server, client_id)
+        if "counts" not in server.state:  # nobody has trained the generator yet
+            return message
+        return {**message, "generator": server.state["generator"], "counts": server.state["counts"]}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        counts = {i: get_tensor(message, "counts") for i, message in uploads.items()}
+        super().aggregate(server, {i: {**message, "n": counts[i].sum()} for i, message in uploads.items()})
+        if not uploads or not (self.alpha or self.beta):
+            return
+        counts_SC = torch.stack([counts[i].long() for i in uploads])
+        known = observed_classes(counts_SC)
+        if not known.any():
+            return
+        lr = _GENERATOR_LR * _GENERATOR_LR_DECAY ** (server.round - 1)
+        generator = get_group(server.state, "generator")
+        moments = members(server.state, "moments")
+        heads = received_heads(server, uploads)
+        draws = server.generator("features")
+        generator, moments, loss = train_generator(generator, moments, heads, counts_SC, lr, draws)
+        server.log["generator_loss"] = loss
+        server.state |= {"generator": dict(generator), "moments": dict(moments), "counts": known.int()}
+
+    # declared -------------------------------------------------------------------------------------------------
+    upload_form = {"model": upload_forms.as_sent, "counts": upload_forms.BY_CLASS}
+    ignores_initial_weights = True
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(
+            split_model=True,
+            same_feature_dim=True,
+            shared_shapes=self.aggregation != "same-shape",
+            same_columns=True,
+            classes="its generator draws representations by class",
+            hint="use method.aggregation = 'same-shape'",
+        )
+
+
+def decayed(weight: float, round: int) -> float:
+    """A loss weight in a later round (1-based); at least 1e-4, or its initial value if that is less."""
+    return max(weight * DECAY ** (round - 1), min(weight, _LEAST))
+
+
+# the server trains the generator -------------------------------------------------------------------------------------
+
+
+def received_heads(server: Server, uploads: Mapping[int, Message]) -> list[nn.Module]:
+    """The clients' heads h_k, frozen."""
+    plain: dict[str, nn.Module] = {}  # by architecture, whatever their weights
+    heads = []
+    for i, message in uploads.items():
+        architecture = server.clients[i].architecture
+        model = server.model(architecture, {})
+        if architecture not in plain:
+            plain[architecture] = frozen_head(model)
+        heads.append(copy.deepcopy(plain[architecture]))
+        sent = get_group(message, "model")
+        load_state(heads[-1], {inner: sent[name] for name, inner in head_names(model).items() if name in sent})
+    return heads
+
+
 def frozen_head(model: nn.Module) -> nn.Module:
     """A frozen copy of a split model's head: eval mode, float64, no parameter gradients."""
     head = copy.deepcopy(as_split_model(model).head).to("cpu", torch.float64)
@@ -212,11 +233,6 @@ def diversity_loss(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
     noise_P = F.pdist(z_BZ).square() / z_BZ.shape[1]
     features_P = F.pdist(made_BD, p=1) / made_BD.shape[1]
     return (-2 / len(z_BZ) ** 2 * (noise_P * features_P).sum()).exp()  # B^2 pairs: each is there twice, and B are 0
-
-
-def decayed(weight: float, round: int) -> float:
-    """A loss weight in a later round (1-based); at least 1e-4, or its initial value if that is less."""
-    return max(weight * DECAY ** (round - 1), min(weight, _LEAST))
 
 
 def train_generator(

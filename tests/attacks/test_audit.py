@@ -47,7 +47,7 @@ RECIPE: dict[str, Any] = {
     "run": {"executor": "serial", "checkpoint_every": 1},
 }
 KERNELS = {"uploads": "kernels", "alignment_data": {"fixed": True, "transport": "indices", "size": 40}}
-PARTS = {"noise_std": 0.3, "num_pairs": 5}
+PARTS = {"noise_level": 0.3, "num_pairs": 5}
 
 
 Ran = Callable[..., Done]

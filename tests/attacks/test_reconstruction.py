@@ -58,14 +58,14 @@ def decibels(one: Tensor, other: Tensor) -> float:
 
 
 def test_features_give_digits_away_and_noise_hides_them(ran: Ran) -> None:
-    plain, noisy = (made(fedin(ran, noise_std=level), 6, 150).summary for level in (0.0, 0.8))
+    plain, noisy = (made(fedin(ran, noise_level=level), 6, 150).summary for level in (0.0, 0.8))
     assert plain["psnr"] > max(plain["guess_psnr"], noisy["psnr"]) + 2
     assert plain["ssim"] > noisy["ssim"]
 
 
 @pytest.mark.parametrize(
     ("sections", "hyperparameters"),
-    [(None, {"noise_std": 0.8}), (ON_THE_WAY, {}), (None, PROJECTED)],
+    [(None, {"noise_level": 0.8}), (ON_THE_WAY, {}), (None, PROJECTED)],
     ids=["noise", "on the way", "projected"],
 )
 def test_each_feature_is_compared_with_the_image_behind_it(

@@ -16,7 +16,7 @@ from polyfed.core.randomness import generator
 from polyfed.functional.feature_pooling import random_orthogonal
 from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedIN
-from polyfed.methods.fedin import combine, cosine
+from polyfed.methods.fedin import cosine
 from polyfed.testing import ChangedValue, Reduction
 from polyfed.testing.fixtures import SIZES
 from tests.helpers import oracles
@@ -113,10 +113,11 @@ def test_gradients_of_zero_tiny_ones_and_half_precision():
     turned = {"w": torch.tensor([2.0, 1.0, 2.0])}
     assert cosine(turned, {"w": torch.tensor([-1.0, 0.0, 0.0])}) == pytest.approx(-2 / 3)
     for mode in ("simple", "project", "none"):
-        assert combine(zero, zero, mode)["w"].eq(0).all()
-        assert combine(zero, one, mode)["w"].eq(1).all()
+        direction = FedIN(combine=mode).direction
+        assert direction(zero["w"], zero["w"]).eq(0).all()
+        assert direction(zero["w"], one["w"]).eq(1).all()
     g_local, g_in = torch.full((100_000,), 2.0).half(), torch.full((100_000,), -1.0).half()
-    both = combine({"w": g_local}, {"w": g_in}, "project")["w"]  # a = 400000 overflows float16
+    both = FedIN(combine="project").direction(g_local, g_in)  # a = 400000 overflows float16
     assert both.dtype == torch.float16
     assert torch.equal(both, g_local)
 
@@ -165,7 +166,7 @@ def test_how_loud_the_noise_of_the_messages_is(level):
     members, builders = clients(["loud"] * 2, 800), {"loud": loud}
     clean, noisy = (
         rounds(m, members, builders, rounds=1, batch_size=800)[0]
-        for m in (FedIN(), FedIN(noise_std=level, noise_where="message"))
+        for m in (FedIN(), FedIN(noise_level=level, noise_where="message"))
     )
     added = []
     for i in (0, 1):
@@ -182,7 +183,7 @@ def test_how_loud_the_noise_of_the_messages_is(level):
 
 def test_noise_in_the_forward_pass():
     """Fresh in every step, at both cuts, of the stated level; the IN pass has none."""
-    method = FedIN(noise_std=0.8, mu=0.0, combine="none")
+    method = FedIN(noise_level=0.8, mu=0.0, combine="none")
     at, _ = at_step(method, "deep")
     at.context = method.receive(at, {"model": {n: p.detach().clone() for n, p in at.model.named_parameters()}})
     draws = torch.Generator().manual_seed(3)
@@ -270,7 +271,7 @@ test_conformance = testing.conformance(
     skip=oracles.IN_ORDER,
     changed_values={
         "weighting": "samples",
-        "noise_where": ChangedValue("message", {"noise_std": 0.8}),
+        "noise_where": ChangedValue("message", {"noise_level": 0.8}),
         "projection": "fixed",
         "projection_channels": ChangedValue(3, {"projection": "fixed"}),
         "projection_grid": ChangedValue(2, {"projection": "fixed"}),
@@ -288,7 +289,7 @@ test_conformance = testing.conformance(
 )
 
 test_other_settings = oracles.other_settings(
-    (methods.FedIN(noise_std=0.8, aggregation="same-shape", combine="project"), {"skip": oracles.IN_ORDER}),
+    (methods.FedIN(noise_level=0.8, aggregation="same-shape", combine="project"), {"skip": oracles.IN_ORDER}),
     (
         methods.FedIN(projection="fixed", projection_channels=3, projection_grid=2, aggregation="same-shape"),
         {"expected_bytes": fedin_projected_bytes, "skip": oracles.IN_ORDER},

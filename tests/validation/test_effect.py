@@ -44,7 +44,7 @@ def test_a_hyperparameter_that_does_nothing(kind: Any, hyperparameters: dict[str
 def test_what_was_switched_off_on_purpose_takes_its_own_with_it() -> None:
     assert pf.Availability(dropout_rate=0.0, dropout_stage="after").effective() == {}
     assert pf.Adversaries(sign_flip_fraction=0.0, attack_scale=3.0).effective() == {}
-    FedIN(noise_std=0.0, noise_where="message")
+    FedIN(noise_level=0.0, noise_where="message")
 
 
 def test_a_resolved_recipe_reads_again() -> None:
@@ -69,7 +69,7 @@ architectures = ["digits-cnn1"]
 
 [method]
 name = "fedin"
-noise_std = 0.8
+noise_level = 0.8
 noise_where = "message"
 
 [methods.fedin]
@@ -100,11 +100,11 @@ def test_what_is_laid_over_takes_along_what_was_said_of_the_old_value(path: Path
     assert Recipe.load(path).data.dirichlet_alpha == 0.1
     for laid in (Recipe.load(path, ["data.partition=iid"]), Recipe.load(path, preset="alike")):
         assert (laid.data.partition, laid.data.dirichlet_alpha) == ("iid", 0.5)
-    assert Recipe.load(path, ["method.noise_std=0"]).chosen_method == FedIN(projection="fixed", projection_grid=2)
-    assert Recipe.load(path, ["method.projection=none"]).chosen_method == FedIN(noise_std=0.8, noise_where="message")
+    assert Recipe.load(path, ["method.noise_level=0"]).chosen_method == FedIN(projection="fixed", projection_grid=2)
+    assert Recipe.load(path, ["method.projection=none"]).chosen_method == FedIN(noise_level=0.8, noise_where="message")
     assert Recipe.load(path, ["method.kernel.similarity=linear"], method="fedhenn").chosen_method == FedHeNN()
     # where noise on features is added and their projection go with them, and with the projection its size
-    without = FedIN(exchange_features=False, noise_std=0.8)
+    without = FedIN(exchange_features=False, noise_level=0.8)
     assert Recipe.load(path, ["method.exchange_features=false"]).chosen_method == without
     assert path.read_text() == TEXT.partition("[presets.wrong")[0]
 

@@ -7,12 +7,14 @@ Client k:  w <- received; in every step
     eq. 3     l_local = CE + (mu/2) ||w - w^{t-1}||^2 on the batch gives G_local, for all tensors
     eq. 7     l_IN = mean (f(s_in; w_in) - s_out)^2 on B of others' pairs gives G_IN, for intermediate tensors only
     extractor and classifier move along G_local; each intermediate tensor, with a = <G_local, G_local> and
-    b = <G_local, G_IN>, along Z:
-    eq. 13    Z = G_IN + (lambda/2) G_local                        ("simple": the paper's experiments, lambda = 1)
-    eq. 12    Z = G_IN + max(0, -b/a) G_local, plus G_local        ("project", see 1)
-    w/o Opt   Z = G_IN + G_local                                   ("none")
+    b = <G_local, G_IN>, moves along
+    eq. 13    Z,            Z = G_IN + (lambda/2) G_local          ("simple": the paper's experiments, lambda = 1)
+    eq. 12    G_local + Z,  Z = G_IN + max(0, -b/a) G_local        ("project", see 1)
+    w/o Opt   G_local + G_IN                                       ("none")
 Server:    averages weights layer-wise (eq. 19: equal weights) or within an architecture (eq. 21: by samples); keeps
            this round's pairs.
+`gradients` is such a step. Pairs, their noise and common shapes are `building_blocks.feature_pairs`, the means of
+weights `building_blocks.weight_averaging`.
 Sent: down P + n_S q; up P + n_S q. Kept: server: w, this round's pairs.
 Deviations from the paper: (1) Eq. 12 alone, Z, would never train the intermediate layers on private data where the two
 gradients agree; `"project"` adds G_local to it. (2) Both gradients are taken at the same point, in one step. (3) The
@@ -68,7 +70,7 @@ class FedIN(Method):
 
     # a client's step ---------------------------------------------------------------------------------------
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
-        local = super().gradients(model, batch, context)
+        local = super().gradients(model, batch, context)  # of `loss`
         if self.mu:
             local = add_pull(local, model, context["received"], self.mu)  # eq. 3
         g_local = {n: g for n, g in local.grads.items() if g is not None and model.part_of(n) == "intermediate"}
@@ -78,21 +80,35 @@ class FedIN(Method):
         with frozen_running_stats(model):
             loss_in = self.loss_in(model, context)
         g_in = dict(zip(w_in, torch.autograd.grad(loss_in, list(w_in.values())), strict=True))
-        z = combine(g_local, g_in, self.combine)  # eq. 12 or 13
+        along = {name: self.direction(g_local[name], g_in[name]) for name in g_local}
         sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
-        return StepResult({**local.grads, **z}, local.loss, {**local.sums, **sums})
+        return StepResult({**local.grads, **along}, local.loss, {**local.sums, **sums})
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        """CE on the batch; FedIN+Noise adds noise to what enters and leaves the intermediate part (eq. 5, 6)."""
-        z = feature_pairs.add_drawn_noise(model.extract(batch.x), self.noise_std, "z_in", context)
-        z = feature_pairs.add_drawn_noise(model.transform(z), self.noise_std, "z_out", context)
-        return task_loss(model.head(z), batch.y, batch.w)
+        """CE on the batch (eq. 4 to 6); FedIN+Noise adds noise to what enters and leaves the intermediate part."""
+        s_in = feature_pairs.add_drawn_noise(model.extract(batch.x), self.noise_level, "z_in", context)
+        s_out = feature_pairs.add_drawn_noise(model.transform(s_in), self.noise_level, "z_out", context)
+        return task_loss(model.head(s_out), batch.y, batch.w)
 
     def loss_in(self, model: Any, context: Context) -> Tensor:
         """l_IN (eq. 7) on a context's pairs; projected ones are in the common shape (`feature_pairs`)."""
         found = feature_pairs.in_common_shape(model.transform(feature_pairs.own_s_in(context)), context)
         loss: Tensor = (found - context["s_out"]).square().mean()
         return loss
+
+    def direction(self, g_local: Tensor, g_in: Tensor) -> Tensor:
+        """What moves an intermediate tensor, of its two gradients; in the dtype of `g_in`.
+
+        No branch looks at a tensor's value. Where a = 0, b/a counts as 0.
+        """
+        local, inner = widened(g_local), widened(g_in)
+        if self.combine == "simple":
+            along = torch.add(inner, local, alpha=0.5)  # Z of eq. 13, lambda = 1
+        elif self.combine == "project":
+            along = inner + (minus_b_over_a(local, inner).clamp(min=0) + 1.0) * local  # G_local + Z of eq. 12
+        else:
+            along = inner + local
+        return along.to(g_in.dtype)
 
     # settings ----------------------------------------------------------------------------------------------
     # averages each tensor over all clients that have it; "same-shape": within each architecture
@@ -103,9 +119,9 @@ class FedIN(Method):
     # how the gradients of intermediate layers are combined: eq. 13; "project": eq. 12; "none": their sum
     combine: Annotated[Literal["simple", "project", "none"], feature_pairs.WITH_PAIRS] = "simple"
     exchange_features: bool = True  # exchange pairs and train on them; false: FedProx, with mu = 0 FedAvg
-    noise_std: Annotated[float, Field(ge=0)] = 0.0  # noise level; FedIN+Noise has 0.8; 0: off
+    noise_level: Annotated[float, Field(ge=0)] = 0.0  # noise over std(s); FedIN+Noise has 0.8; 0: off
     noise_where: feature_pairs.Where = "both"  # "message": on pairs sent; "forward": in the training pass; or both
-    # bound on the L2 norm of each row sent; noise on pairs is then noise_std times this bound; 0: off
+    # bound on the L2 norm of each row sent; noise on pairs is then noise_level times this bound; 0: off
     feature_clip: Annotated[float, Field(ge=0), feature_pairs.WITH_PAIRS] = 0.0
     # n_S, pairs that a client sends and receives; not set: the batch size
     num_pairs: Annotated[Annotated[int, Field(ge=1)] | None, feature_pairs.WITH_PAIRS] = None
@@ -127,14 +143,14 @@ class FedIN(Method):
         )
 
     @property
-    def _training_noise(self) -> float:
+    def _training_level(self) -> float:
         """Noise level in training passes."""
-        return 0.0 if self.noise_where == "message" else self.noise_std
+        return 0.0 if self.noise_where == "message" else self.noise_level
 
     @property
-    def _message_noise(self) -> float:
+    def _message_level(self) -> float:
         """Noise level on uploaded pairs."""
-        return self.noise_std if self.exchange_features and self.noise_where != "forward" else 0.0
+        return self.noise_level if self.exchange_features and self.noise_where != "forward" else 0.0
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
@@ -147,7 +163,7 @@ class FedIN(Method):
             context["pairs"] = pairs
             if self.common is not None:
                 context |= self.common.matrices(client)
-        if self._training_noise:
+        if self._training_level:
             context["cuts"] = feature_pairs.cut_shapes(client)
         return context
 
@@ -164,7 +180,7 @@ class FedIN(Method):
             return message
         count = self.num_pairs or client.training.batch_size
         draws = client.generator("features")
-        pairs = feature_pairs.sample_pairs(client, count, self._message_noise, draws, self.feature_clip)
+        pairs = feature_pairs.sample_pairs(client, count, self._message_level, draws, self.feature_clip)
         message["features"] = pairs if self.common is None else self.common.project(pairs, self.common.matrices(client))
         return message
 
@@ -190,7 +206,7 @@ class FedIN(Method):
 
     def privacy_releases(self, training: Training, rows: int) -> feature_pairs.Releases:
         count = self.num_pairs or training.batch_size
-        return feature_pairs.releases(self.feature_clip, self._message_noise, count, rows)
+        return feature_pairs.releases(self.feature_clip, self._message_level, count, rows)
 
     # declared -------------------------------------------------------------------------------------------------
     evaluation_stage = "received"
@@ -211,7 +227,7 @@ class FedIN(Method):
 
     @property
     def supports_dp_sgd(self) -> bool:
-        return not self.mu and not self._training_noise
+        return not self.mu and not self._training_level
 
     @property
     def entries_of_rows(self) -> Sequence[str]:
@@ -221,29 +237,12 @@ class FedIN(Method):
     def exposed(self) -> Exposed | None:
         if not self.exchange_features:
             return None
-        plain = dataclasses.replace(self, noise_std=0.0, noise_where="both") if self._message_noise else None
+        plain = dataclasses.replace(self, noise_level=0.0, noise_where="both") if self._message_level else None
         return Exposed("features", "features", functools.partial(feature_pairs.features_of, self.common), plain)
 
 
-def combine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor], mode: str) -> dict[str, Tensor]:
-    """What moves the intermediate tensors: G_IN + c G_local, with an a and a b of its own for each of them.
-
-    c = 1/2 ("simple": eq. 13, lambda = 1), 1 + max(0, -b/a) ("project": G_local + Z of eq. 12), or 1 ("none"). Where
-    a = 0, b/a counts as 0. No branch looks at a tensor's value. New tensors, in the dtypes of `g_in`.
-    """
-    combined = {}
-    for name, local in g_local.items():
-        wide_in, wide_local = widened(g_in[name]), widened(local)
-        if mode == "project":
-            mixed = wide_in + (_minus_b_over_a(wide_local, wide_in).clamp(min=0) + 1.0) * wide_local
-        else:
-            mixed = torch.add(wide_in, wide_local, alpha=0.5 if mode == "simple" else 1.0)
-        combined[name] = mixed.to(g_in[name].dtype)
-    return combined
-
-
-def _minus_b_over_a(g_local: Tensor, g_in: Tensor) -> Tensor:
-    """-b/a; G_local is first divided by its largest entry, so that a stays in range."""
+def minus_b_over_a(g_local: Tensor, g_in: Tensor) -> Tensor:
+    """-b/a, 0 where a is; G_local is first divided by its largest entry, so that a stays in range."""
     unit, largest = _scaled(g_local.reshape(-1))
     a = unit @ unit
     b = unit @ g_in.reshape(-1)

@@ -39,7 +39,7 @@ from polyfed.validation.effect import ActsWith
 WITH_PAIRS = ActsWith("exchange_features")  # without pairs there is nothing to do it with
 # without pairs there is no message to add noise to: FedIN then has noise in the training pass alone
 Where = Annotated[
-    Literal["both", "message", "forward"], ActsWith("noise_std"), ActsWith("exchange_features", of=("message",))
+    Literal["both", "message", "forward"], ActsWith("noise_level"), ActsWith("exchange_features", of=("message",))
 ]
 Releases = tuple[Release, ...]
 Projection = Literal["none", "fixed"]

@@ -62,7 +62,7 @@ def numpy_mean(base, parts, weights):
                 values = part.tensors[name].double().numpy()
                 for here, there in zip(
                     itertools.product(*map(range, values.shape)),
-                    itertools.product(*places(name, part.kept)),
+                    itertools.product(*places(name, part.channels)),
                     strict=True,
                 ):
                     total[there] += weight * values[here]

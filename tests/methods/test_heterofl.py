@@ -69,6 +69,23 @@ def test_a_round_is_that_of_networks_made_narrow_by_hand(kind, clip, weighting):
         np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
 
 
+def test_levels_that_no_client_has_are_named_before_round_1():
+    def remarks(rates, count):
+        return [
+            line
+            for line in federation(HeteroFL(rates=rates), clients(["shallow"] * count))[0].remarks()
+            if "level" in line
+        ]
+
+    (line,) = remarks("fix_a1-b1-c1-d1-e1", 3)
+    assert line == (
+        "heterofl: rates = 'fix_a1-b1-c1-d1-e1' gives none of the 3 clients level a, c; "
+        "in a round they train 0.5 of each layer's channels at most"
+    )
+    assert not remarks("fix_a1-b1-c1-d1-e1", 5)
+    assert not remarks("dynamic_a1-b1-c1-d1-e1", 3)
+
+
 @pytest.mark.parametrize(
     "text",
     ["dynamic", "dynamic_a1-f1", "fix_a0-b1", "fix_a1-a2"],

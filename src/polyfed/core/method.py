@@ -540,6 +540,10 @@ class Method:
         return () if self.exposed is None else (self.exposed.entry,)
 
     # records and tables --------------------------------------------------------------------------------------
+    def remarks(self, server: Server) -> Sequence[str]:
+        """What a user should know before round 1 of this federation, a line each."""
+        return ()
+
     @property
     def is_control(self) -> bool:
         """Whether clients get something else in the place of what the others know, to show what that is worth.

@@ -32,10 +32,11 @@ _OF_UPLOADS = {
 
 
 def all_remarks(setup: Setup) -> list[str]:
-    """All of them: whom the method averages with whom, data, and settings that are not read."""
+    """All of them: whom the method averages with whom, what it says itself, data, and settings that are not read."""
     is_mixed = len(setup.first_of_each_architecture()) > 1
     averaged = averaging(setup) if is_mixed else ""
-    return [*([averaged] if averaged else []), *data_remarks(setup), *unread_settings(setup)]
+    of_method = () if setup.method.is_alone else setup.method.remarks(setup.server)
+    return [*([averaged] if averaged else []), *of_method, *data_remarks(setup), *unread_settings(setup)]
 
 
 def averaging(setup: Setup) -> str:

@@ -1,7 +1,7 @@
 """Sub-models cut from one large model by width: which channels, cutting them out, averaging what comes back.
 
 A network's channels form *groups*: all tensors on one residual stream share one, a hidden layer is one of its own. A
-plan says for every dimension of every tensor which group it belongs to; a sub-model keeps some channels of each group.
+plan says for every dimension of every tensor which group it belongs to; a sub-model has some channels of each group.
 Nothing here knows how a plan is found.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 WHOLE = 0  # the group of every dimension that is never cut: inputs, kernels
 OUTPUT = 1  # the group of the classes: no sub-model cuts it, but who lacks a class may have no say in its row
 
-Kept = Mapping[int, Tensor]  # group -> the channels that are kept, (L,) int64; a group that is not in it is kept whole
+Channels = Mapping[int, Tensor]  # group -> its channels that a sub-model has, (L,) int64; of a group not in it, all
 
 
 class Axis(NamedTuple):
@@ -44,8 +44,8 @@ class ChannelPlan:
     axes: Mapping[str, tuple[Axis, ...]]
     sizes: Mapping[int, int]
 
-    def kept(self, window: Callable[[int], Tensor]) -> dict[int, Tensor]:
-        """The channels of every group that is cut. window: number of channels -> those that are kept."""
+    def channels(self, window: Callable[[int], Tensor]) -> dict[int, Tensor]:
+        """The channels of every group that is cut. window: number of channels -> those that a sub-model has."""
         return {group: window(size) for group, size in self.sizes.items()}
 
 
@@ -53,7 +53,7 @@ class SlicedModel(NamedTuple):
     """A sub-model that comes back: its tensors by name (any subset), and which channels they are."""
 
     tensors: Mapping[str, Tensor]
-    kept: Kept
+    channels: Channels
 
 
 def width(size: int, rate: float) -> int:
@@ -70,11 +70,11 @@ def first_channels(size: int, rate: float) -> Tensor:
     return torch.arange(width(size, rate))
 
 
-def slice_channels(plan: ChannelPlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:
+def slice_channels(plan: ChannelPlan, tensors: Mapping[str, Tensor], channels: Channels) -> dict[str, Tensor]:
     """The sub-model's tensors; those of which nothing is cut are handed on as they are. Differentiable.
 
     Args:
-        plan: knows every name in `tensors`. tensors: of the large model. kept: channels by group.
+        plan: knows every name in `tensors`. tensors: of the large model. channels: of the sub-model, by group.
 
     >>> plan = ChannelPlan({"weight": (Axis(OUTPUT), Axis(2, repeat=2))}, {2: 3})
     >>> slice_channels(plan, {"weight": torch.arange(6).reshape(1, 6)}, {2: torch.tensor([2, 0])})
@@ -83,8 +83,8 @@ def slice_channels(plan: ChannelPlan, tensors: Mapping[str, Tensor], kept: Kept)
     small = {}
     for name, tensor in tensors.items():
         for dim, axis in enumerate(plan.axes[name]):
-            if axis.group in kept:
-                tensor = tensor.index_select(dim, axis.entries(kept[axis.group]).to(tensor.device))
+            if axis.group in channels:
+                tensor = tensor.index_select(dim, axis.entries(channels[axis.group]).to(tensor.device))
         small[name] = tensor
     return small
 
@@ -107,7 +107,7 @@ def partial_mean(
         count = torch.zeros_like(total)
         for part, share in zip(parts, weights, strict=True):
             if name in part.tensors:
-                where = _index(plan.axes[name], part.kept, whole.shape)
+                where = _index(plan.axes[name], part.channels, whole.shape)
                 total[where] += share * part.tensors[name].detach().to(total)
                 count[where] += share
         entries = (total / count.clamp(min=torch.finfo(count.dtype).tiny)).to(whole.dtype)
@@ -115,11 +115,11 @@ def partial_mean(
     return mean
 
 
-def _index(axes: Sequence[Axis], kept: Kept, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """The entries of a large tensor that a part holds; trailing dimensions that are kept whole are left out."""
-    last = max((dim for dim, axis in enumerate(axes) if axis.group in kept), default=-1)
+def _index(axes: Sequence[Axis], channels: Channels, shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """The entries of a large tensor that a part holds; trailing dimensions that are whole are left out."""
+    last = max((dim for dim, axis in enumerate(axes) if axis.group in channels), default=-1)
     entries = [
-        axis.entries(kept[axis.group]) if axis.group in kept else torch.arange(size)
+        axis.entries(channels[axis.group]) if axis.group in channels else torch.arange(size)
         for axis, size in zip(axes[: last + 1], shape, strict=False)
     ]
     return torch.meshgrid(*entries, indexing="ij") if entries else ()

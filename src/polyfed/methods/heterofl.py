@@ -3,13 +3,15 @@
 rates:     a, b, c, d, e = 1, 1/2, 1/4, 1/8, 1/16;
            "dynamic_a1-b1-c1-d1-e1": each client draws a level each round, with these shares;
            "fix_a1-b3": the first quarter of the clients has a, the others b
-client i:  w_i <- w[first ceil(r K) of each layer's K channels], all inputs and classes
-           E epochs of  w_i <- w_i - eta grad CE(masked f(x; w_i), y)
-server:    w[k] <- mean of w_i[k] over the clients that hold entry k,
+client i:  w_i <- w[first ceil(r K) of each layer's K channels], all inputs and classes      `broadcast`
+           E epochs of  w_i <- w_i - eta grad CE(masked f(x; w_i), y)                        `loss`
+server:    w[k] <- mean of w_i[k] over the clients that hold entry k,                        `aggregate` (eq. 3 to 6)
            equal ("uniform") or by n_i ("samples");  others are unchanged
 then       clients get the new w_i and send BatchNorm's means and variances, which are averaged by rate
 masked f: logits of classes that a client lacks are 0; of the head it holds the rows of its
 classes alone.
+Cut and mean are in `functional.channel_slices`. The second exchange, of statistics, is
+`building_blocks.static_batchnorm`, to which `broadcast`, `receive`, `upload` and `aggregate` hand it on.
 Sent: down P(r) + S(r), plus P(r) for statistics; up P(r) + C bytes, plus S(r) + 1 for statistics. Kept: server: w,
 BatchNorm's statistics by rate.
 Deviations from the paper: (1) BatchNorm's statistics are computed per rate; the authors compute them over all data, and
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -36,7 +38,14 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Method, Requirements, StepResult, TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.channel_slices import OUTPUT, Kept, SlicedModel, first_channels, partial_mean, slice_channels
+from polyfed.functional.channel_slices import (
+    OUTPUT,
+    Channels,
+    SlicedModel,
+    first_channels,
+    partial_mean,
+    slice_channels,
+)
 from polyfed.functional.clipping import clip_by_global_norm
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import static_batchnorm, sub_models
@@ -79,42 +88,22 @@ class HeteroFL(Method):
     def build(self, model: Any, variant: str) -> nn.Module:
         return sub_models.cut(model, RATES.get(variant, 1.0))
 
-    def channels(self, server: Server, client_id: int) -> Kept:
+    def channels(self, server: Server, client_id: int) -> Channels:
         """The channels that a client has, of every group of K channels of the whole network: the first ceil(r K)."""
         rate = RATES[self.variant(server, client_id)]
-        return sub_models.plan(server).kept(lambda size: self.window(server, size, rate))
+        return sub_models.plan(server).channels(lambda size: self.window(server, size, rate))
 
     def window(self, server: Server, size: int, rate: float) -> Tensor:
         """The channels, of a group of so many, that this rate keeps in the present round: int64, in order."""
         return first_channels(size, rate)
 
-    # server ------------------------------------------------------------------------------------------------
-    exchanges = SubModels.exchanges
-    init_server = SubModels.init_server
-
+    # training: down, at the client, up, at the server ------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:
         """Cut w to the client's channels."""
-        kept = self.channels(server, client_id)
-        w_i = slice_channels(sub_models.plan(server), get_group(server.state, "model"), kept)
-        return static_batchnorm.with_statistics(server, self.variant(server, client_id), kept, w_i)
+        channels = self.channels(server, client_id)
+        w_i = slice_channels(sub_models.plan(server), get_group(server.state, "model"), channels)
+        return static_batchnorm.with_statistics(server, self.variant(server, client_id), channels, w_i)
 
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Every entry of w becomes its mean over the clients that hold it."""
-        kept = {i: self.channels(server, i) for i in uploads}
-        if server.exchange == STATISTICS:
-            static_batchnorm.average(server, uploads, {i: self.variant(server, i) for i in uploads}, kept)
-            return
-        plan = sub_models.plan(server)
-        parts = []
-        for i, message in uploads.items():
-            rows: Kept = {}
-            if "classes" in message:  # the client holds the head's rows of its own classes alone
-                rows = {OUTPUT: get_tensor(message, "classes").nonzero().flatten()}
-            parts.append(SlicedModel(slice_channels(plan, get_group(message, "model"), rows), {**kept[i], **rows}))
-        shares = [server.share(i, self.weighting) for i in uploads]
-        server.state["model"] = partial_mean(plan, get_group(server.state, "model"), parts, shares)
-
-    # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         context = sub_models.receive(client, message)
         if client.exchange == STATISTICS or not self.masked:
@@ -137,7 +126,41 @@ class HeteroFL(Method):
             return message
         return {**message, "classes": _classes(client)}
 
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """Every entry of w becomes its mean over the clients that hold it."""
+        channels_of = {i: self.channels(server, i) for i in uploads}
+        if server.exchange == STATISTICS:
+            static_batchnorm.average(server, uploads, {i: self.variant(server, i) for i in uploads}, channels_of)
+            return
+        plan = sub_models.plan(server)
+        parts = []
+        for i, message in uploads.items():
+            own_rows: Channels = {}
+            if "classes" in message:  # the client holds the head's rows of its own classes alone
+                own_rows = {OUTPUT: get_tensor(message, "classes").nonzero().flatten()}
+            w_i = slice_channels(plan, get_group(message, "model"), own_rows)
+            parts.append(SlicedModel(w_i, {**channels_of[i], **own_rows}))
+        shares = [server.share(i, self.weighting) for i in uploads]
+        server.state["model"] = partial_mean(plan, get_group(server.state, "model"), parts, shares)
+
+    # what all methods with parts of one network do alike ------------------------------------------------------
+    exchanges = SubModels.exchanges
+    init_server = SubModels.init_server
     nbytes_in_paper = SubModels.nbytes_in_paper
+
+    def remarks(self, server: Server) -> Sequence[str]:
+        """Levels of a fixed mode that no client has."""
+        clients = len(server.all_client_ids)
+        ends = _block_ends(self.rates, clients)
+        blocks = zip(ends, itertools.pairwise((0, *ends.values())), strict=True)
+        missing = [level for level, (begin, end) in blocks if begin == end]
+        if self.rates.startswith("dynamic") or not missing:
+            return ()
+        widest = max(RATES[level] for level in ends if level not in missing)
+        return (
+            f"{self.name}: rates = '{self.rates}' gives none of the {clients} clients level {', '.join(missing)}; "
+            f"in a round they train {widest:g} of each layer's channels at most",
+        )
 
     # declared -------------------------------------------------------------------------------------------------
     requirements = Requirements(same_architecture=True, classes="its loss leaves out classes that a client lacks")
@@ -150,16 +173,20 @@ class HeteroFL(Method):
 
 def client_level(server: Server, rates: str, client_id: int) -> str:
     """The client's level, "a" to "e": "dynamic" draws it in every round, "fix" gives levels to blocks of clients."""
+    if rates.startswith("dynamic"):
+        places = sum(_levels(rates).values())
+        place = int(torch.randint(places, (), generator=server.generator("rates", client_id)))
+    else:
+        places = len(server.all_client_ids)
+        place = server.all_client_ids.index(client_id)
+    return next(level for level, end in _block_ends(rates, places).items() if place < end)
+
+
+def _block_ends(rates: str, places: int) -> dict[str, int]:
+    """Where the block of each level ends among so many places, which have them by their shares."""
     levels = _levels(rates)
     ends = list(itertools.accumulate(levels.values()))
-    whole = ends[-1]
-    if rates.startswith("dynamic"):
-        place = int(torch.randint(whole, (), generator=server.generator("rates", client_id)))
-    else:
-        place = server.all_client_ids.index(client_id)
-        clients = len(server.all_client_ids)
-        ends = [end * clients // whole for end in ends]
-    return next(name for name, end in zip(levels, ends, strict=True) if place < end)
+    return {level: end * places // ends[-1] for level, end in zip(levels, ends, strict=True)}
 
 
 def _classes(client: Client) -> Tensor:

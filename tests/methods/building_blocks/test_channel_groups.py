@@ -21,7 +21,7 @@ RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 def narrowed(module: nn.Module, rate: float) -> nn.Module:
     plan = channel_plan(module)
-    return narrow_model(copy.deepcopy(module), plan.kept(lambda size: first_channels(size, rate)))
+    return narrow_model(copy.deepcopy(module), plan.channels(lambda size: first_channels(size, rate)))
 
 
 def test_a_cnn_and_an_mlp_have_one_group_per_hidden_layer():
@@ -74,7 +74,9 @@ def test_all_of_the_zoo_is_cut(name):
     x, before = torch.randn(2, *shape), copy.deepcopy(model)
     plan, small = channel_plan(model), narrowed(model, 0.25)
     assert all(torch.equal(t, model.state_dict()[n]) for n, t in before.state_dict().items())
-    expected = slice_channels(plan, dict(model.named_parameters()), plan.kept(lambda size: first_channels(size, 0.25)))
+    expected = slice_channels(
+        plan, dict(model.named_parameters()), plan.channels(lambda size: first_channels(size, 0.25))
+    )
     assert {n: p.shape for n, p in small.named_parameters()} == {n: t.shape for n, t in expected.items()}
     assert small(x).shape == (2, 10)
     assert small.feature_dim == small.head.in_features < model.feature_dim
@@ -86,12 +88,13 @@ def test_resnet152_has_the_counts_of_heterofl():
         model = build("resnet152-preact-1000", (3, 32, 32), 10)
     plan, weights = channel_plan(model), dict(model.named_parameters())
     cuts = [
-        slice_channels(plan, weights, plan.kept(lambda size, rate=rate: first_channels(size, rate))) for rate in RATES
+        slice_channels(plan, weights, plan.channels(lambda size, rate=rate: first_channels(size, rate)))
+        for rate in RATES
     ]
     found = [sum(t.numel() for t in cut.values()) for cut in cuts]
     assert found == [60_177_448, 15_593_480, 4_173_304, 1_181_168, 364_588]
     assert sum(found) / 5 == 16_297_997.6
-    small = narrow_model(model, plan.kept(lambda size: first_channels(size, RATES[-1])))
+    small = narrow_model(model, plan.channels(lambda size: first_channels(size, RATES[-1])))
     assert sum(p.numel() for p in small.parameters()) == found[-1]
 
 

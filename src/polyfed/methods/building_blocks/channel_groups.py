@@ -22,7 +22,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
 from polyfed.errors import ConfigError, first_line
-from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, ChannelPlan, Kept, slice_channels
+from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, ChannelPlan, Channels, slice_channels
 from polyfed.functional.modes import eval_mode
 from polyfed.models.split import SplitModel
 
@@ -90,8 +90,8 @@ def trace_layouts(module: nn.Module) -> dict[fx.Node, Layout]:
     return {node: value.layout for node, value in values.items() if value is not None}
 
 
-def narrow_model(module: nn.Module, kept: Kept) -> nn.Module:
-    """The network itself, cut in place to the channels that are kept.
+def narrow_model(module: nn.Module, channels: Channels) -> nn.Module:
+    """The network itself, cut in place to these channels.
 
     Raises:
         ConfigError: it cannot be cut.
@@ -101,10 +101,10 @@ def narrow_model(module: nn.Module, kept: Kept) -> nn.Module:
         own = {
             name: tensor
             for name, tensor in [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
-            if any(axis.group in kept for axis in plan.axes[_join(prefix, name)])
+            if any(axis.group in channels for axis in plan.axes[_join(prefix, name)])
         }
         for name, tensor in own.items():
-            value = slice_channels(plan, {_join(prefix, name): tensor.detach()}, kept)[_join(prefix, name)]
+            value = slice_channels(plan, {_join(prefix, name): tensor.detach()}, channels)[_join(prefix, name)]
             if tensor.dim() == 4 and tensor.stride() == _channels_last(tensor).stride():
                 value = _channels_last(value).copy_(value)
             is_parameter = isinstance(tensor, nn.Parameter)

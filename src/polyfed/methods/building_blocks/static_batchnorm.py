@@ -18,7 +18,7 @@ from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.modules import batchnorm_layers, copy_network, load_state, static_statistics
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Members, UploadContext, alike
-from polyfed.functional.channel_slices import Kept, SlicedModel, partial_mean, slice_channels
+from polyfed.functional.channel_slices import Channels, SlicedModel, partial_mean, slice_channels
 from polyfed.functional.modes import eval_mode
 from polyfed.methods.building_blocks.channel_groups import channel_plan
 
@@ -39,10 +39,10 @@ def network(server: Server, variant: str = "") -> nn.Module:
     return server.model(server.architectures[0], {}, variant)
 
 
-def with_statistics(server: Server, variant: str, kept: Kept, w_i: Group) -> Message:
+def with_statistics(server: Server, variant: str, channels: Channels, w_i: Group) -> Message:
     """A part w_i with the latest statistics of its variant, if any; in their own exchange, for new ones, as "average".
 
-    kept: the channels that the part has.
+    channels: the channels that the part has.
     """
     if server.exchange == STATISTICS:
         return {"average": w_i} if static_statistics(network(server, variant)) else {}
@@ -50,17 +50,17 @@ def with_statistics(server: Server, variant: str, kept: Kept, w_i: Group) -> Mes
     if key not in server.state:
         return {"model": w_i}
     plan = channel_plan(network(server))
-    return {"model": w_i, STATISTICS: slice_channels(plan, get_group(server.state, key), kept)}
+    return {"model": w_i, STATISTICS: slice_channels(plan, get_group(server.state, key), channels)}
 
 
 def average(
-    server: Server, uploads: Mapping[int, Message], variants: Mapping[int, str], kept: Mapping[int, Kept]
+    server: Server, uploads: Mapping[int, Message], variants: Mapping[int, str], channels_of: Mapping[int, Channels]
 ) -> None:
     """Average what clients report, variant by variant, channel by channel; those without any batch report nothing."""
     reports = {i: message for i, message in uploads.items() if message}
     for variant in sorted({variants[i] for i in reports}):
         members = [i for i in reports if variants[i] == variant]
-        parts = [SlicedModel(get_group(reports[i], STATISTICS), kept[i]) for i in members]
+        parts = [SlicedModel(get_group(reports[i], STATISTICS), channels_of[i]) for i in members]
         batches = [float(get_tensor(reports[i], "batches")) for i in members]
         key = _key(variant)
         before = get_group(server.state, key) if key in server.state else _initial(server, variant)

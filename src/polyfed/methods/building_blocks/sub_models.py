@@ -18,7 +18,7 @@ from polyfed.core.server import Server
 from polyfed.core.upload_forms import MOST, Entry, Form, as_sent
 from polyfed.functional.channel_slices import (
     ChannelPlan,
-    Kept,
+    Channels,
     SlicedModel,
     first_channels,
     partial_mean,
@@ -56,7 +56,7 @@ def cut(model: nn.Module, rate: float) -> nn.Module:
     """
     plan = channel_plan(model)
     static_batchnorm.disable_running_stats(model)
-    return narrow_model(model, plan.kept(lambda size: first_channels(size, rate))) if rate < 1 else model
+    return narrow_model(model, plan.channels(lambda size: first_channels(size, rate))) if rate < 1 else model
 
 
 def receive(client: Client, message: Message) -> Context:
@@ -82,10 +82,10 @@ class SubModels(Method):
         """The share of each group's channels that a client has."""
         raise NotImplementedError
 
-    def channels(self, server: Server, client_id: int) -> Kept:
+    def channels(self, server: Server, client_id: int) -> Channels:
         """The channels that a client has of each group of channels."""
         rate = self.rate(server, client_id)
-        return plan(server).kept(lambda size: first_channels(size, rate))
+        return plan(server).channels(lambda size: first_channels(size, rate))
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         """Training, and the exchange in which BatchNorm's statistics are reported."""
@@ -100,16 +100,16 @@ class SubModels(Method):
         variant = self.variant(server, client_id)
         held = float_state(static_batchnorm.network(server, variant))
         w = {name: t for name, t in get_group(server.state, "model").items() if name in held}
-        kept = self.channels(server, client_id)
-        return static_batchnorm.with_statistics(server, variant, kept, slice_channels(plan(server), w, kept))
+        channels = self.channels(server, client_id)
+        return static_batchnorm.with_statistics(server, variant, channels, slice_channels(plan(server), w, channels))
 
     def average(self, server: Server, uploads: Mapping[int, Message], weighting: Weighting) -> None:
         """Entry-wise means over the clients that hold the entry: of the weights, or of the statistics by variant."""
-        kept = {i: self.channels(server, i) for i in uploads}
+        channels_of = {i: self.channels(server, i) for i in uploads}
         if server.exchange == STATISTICS:
-            static_batchnorm.average(server, uploads, {i: self.variant(server, i) for i in uploads}, kept)
+            static_batchnorm.average(server, uploads, {i: self.variant(server, i) for i in uploads}, channels_of)
             return
-        parts = [SlicedModel(get_group(message, "model"), kept[i]) for i, message in uploads.items()]
+        parts = [SlicedModel(get_group(message, "model"), channels_of[i]) for i, message in uploads.items()]
         shares = [server.share(i, weighting) for i in uploads]
         server.state["model"] = partial_mean(plan(server), get_group(server.state, "model"), parts, shares)
 

@@ -2,6 +2,7 @@
 
     {{ hyperparameters }}                          on a method's page: the table of its hyperparameters
     {{ communication }}                            on a method's page: what is sent and kept, and the evaluated stage
+    {{ privacy }}                                  on a method's page: what clipping does to uploads and gradients
     {{ deviations }}                               on a method's page: where it differs from its paper, numbered
     {{ results }}                                  on a method's page: what the stored results say of it, in a line
     {{ value worth/digits fedgh gain }}            a number of a suite: SUITE/SETTING ROW QUANTITY
@@ -21,6 +22,7 @@ intervals), below, federated (in how many the other clients add to it). In code 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import statistics
@@ -33,6 +35,9 @@ import record_tables
 import reference_tables
 from results_pages import SUITES, Measurement, measurements, settings
 
+from polyfed.core.method import Method
+from polyfed.core.settings import Training
+from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.escaping import markdown_text
 from polyfed.experiments import method_facts
@@ -41,6 +46,7 @@ from polyfed.report.benchmark_results import RowResult, SettingResult
 from polyfed.report.statistics import Estimate, mean_of
 from polyfed.report.text_tables import Column
 from polyfed.units import human_bytes, human_count
+from polyfed.validation.hyperparameters import flat_fields
 
 _MARKER = re.compile(r"^`{3,}.*?^`{3,}|`[^`\n]+`|\{\{ *(?P<words>[^{}\n]+?) *\}\}", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
@@ -83,7 +89,40 @@ def communication(method: str) -> str:
     down, up, kept = (markdown_text(found[key]) for key in ("down", "up", "states"))
     sent = f"Numbers of 4 bytes by client and round ([symbols](README.md)): down {down}; up {up}."
     stage = f"[Evaluated stage](../evaluation.md#stages-which-model): `{found['scored']}`."
-    return f"{sent} Kept between rounds: {kept}. {stage}"
+    late = " [Stale uploads](../devices.md#asynchronous-rounds) are accepted."
+    accepts = METHODS[method]().staleness_weighting != "none"
+    return f"{sent} Kept between rounds: {kept}. {stage}{late if accepts else ''}"
+
+
+def privacy(method: str) -> str:
+    """Whether clipping is possible: of uploads, else with the reason, and of the gradients of rows."""
+    usual = METHODS[method]()
+    uploads = "`upload_clip_norm` clips [each entry](../uploads.md) of an upload (client level)."
+    if not has_upload(usual):
+        uploads = "Nothing is uploaded."
+    elif usual.fixed_entries:
+        reasons = "; ".join(dict.fromkeys(usual.fixed_entries.values()))
+        uploads = f"`upload_clip_norm` is not supported, as an upload has {markdown_text(reasons)}."
+    rows = "`max_grad_norm` clips per-sample gradients (sample level)"
+    if not _clips_gradients(usual):
+        zeros = _zeros_that_allow(METHODS[method])
+        rows = f"{rows}, only with {' or '.join(zeros)}" if zeros else "`max_grad_norm` is not supported"
+    return f"**[Privacy](../privacy.md).** {uploads} {rows}."
+
+
+def _zeros_that_allow(kind: type[Method]) -> list[str]:
+    """The hyperparameters that have to be 0 for gradients of rows to be clipped."""
+    found = []
+    for name in flat_fields(kind):
+        with contextlib.suppress(ConfigError):  # it is no number, or one that cannot be 0
+            if _clips_gradients(kind(**{name: 0})):
+                found.append(f"`{name} = 0`")
+    return found
+
+
+def _clips_gradients(method: Method) -> bool:
+    phases = method.phases(Training())
+    return method.supports_dp_sgd and all(phase.data == "train" and phase.rows is None for phase in phases)
 
 
 def deviations(method: str) -> str:
@@ -324,6 +363,7 @@ MARKERS: dict[str, Callable[..., str]] = {
     "hyperparameters": hyperparameters,
     "methods": methods,
     "communication": communication,
+    "privacy": privacy,
     "deviations": deviations,
     "results": results,
     "value": value,

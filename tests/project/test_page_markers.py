@@ -61,6 +61,21 @@ def test_every_method_has_its_table_and_its_line(method: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "told"),
+    {
+        "local": "Nothing is uploaded. `max_grad_norm` clips per-sample gradients (sample level).",
+        "ditto": "`upload_clip_norm` clips [each entry](../uploads.md) of an upload (client level). "
+        "`max_grad_norm` is not supported.",
+        "fedin": "`max_grad_norm` clips per-sample gradients (sample level), only with `mu = 0`.",
+        "fedfomo": "`upload_clip_norm` is not supported, as an upload has whole weights, which others weigh up. "
+        "`max_grad_norm` clips per-sample gradients (sample level).",
+    }.items(),
+)
+def test_what_clipping_does_to_a_method(method: str, told: str) -> None:
+    assert shown("{{ privacy }}", f"methods/{method}").endswith(f" {told}")
+
+
+@pytest.mark.parametrize(
     "marker",
     [
         "{{ no }}",

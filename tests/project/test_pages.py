@@ -32,6 +32,7 @@ COMMANDS_RUN = {
     f"docs/{name}.md" for name in ("coming-from-flower", "coming-from-htfllib", "coming-from-pfllib", "own-model")
 }
 SLOW = ["docs/compare.md", "docs/analysis.md", "docs/resume.md"]
+FILES_OF = {"docs/coming-from-htfllib.md": "docs/coming-from-pfllib.md"}  # it names files of another page
 WITHOUT_CODE = {
     "README.md": "tests/project/test_docs.py compares what it prints",
     "docs/analysis.md": "reads the runs of the page's commands; see the slow test",
@@ -102,6 +103,14 @@ def _reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unrendered: None) -
             del sys.modules[name]
 
 
+def save(text: str) -> bool:
+    """Write a block whose first line names a file; whether it does."""
+    named = re.match(r"# (\w+\.(?:py|toml))\n", text)
+    if named:
+        Path(named[1]).write_text(text, encoding="utf-8")
+    return named is not None
+
+
 def follow(
     page: str,
     code: bool,
@@ -117,10 +126,13 @@ def follow(
         fewer: command -> options to add, for less work.
     """
     names: dict[str, object] = {"__name__": page}
+    if page in FILES_OF:
+        for _, text in blocks(FILES_OF[page]):
+            save(text)
     for language, text in blocks(page):
-        if language in ("python", "toml") and (named := re.match(r"# (\w+\.(?:py|toml))\n", text)):
-            Path(named[1]).write_text(text, encoding="utf-8")
-        elif language == "python" and code:
+        if save(text):
+            continue
+        if language == "python" and code:
             exec(compile(text, page, "exec", dont_inherit=True), names)
         elif language == "bash":
             for words in commands(text):

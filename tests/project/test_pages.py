@@ -126,9 +126,6 @@ def follow(
         fewer: command -> options to add, for less work.
     """
     names: dict[str, object] = {"__name__": page}
-    if page in FILES_OF:
-        for _, text in blocks(FILES_OF[page]):
-            save(text)
     for language, text in blocks(page):
         if save(text):
             continue
@@ -151,6 +148,8 @@ def follow(
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_can_be_followed(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
+    for _, text in blocks(FILES_OF.get(page, page)):
+        save(text)
     follow(page, page not in WITHOUT_CODE, page in COMMANDS_RUN, capsys)
     if page in ROUNDING:
         files = sorted(Path("runs/mine/models").glob("*-???.safetensors"))

@@ -1,5 +1,6 @@
 """What pages show in the place of their markers, made of the methods and of stored results.
 
+    {{ details }}                                  on a method's page: the three sections below, with their headings
     {{ hyperparameters }}                          on a method's page: the table of its hyperparameters
     {{ communication }}                            on a method's page: what is sent and kept, and the evaluated stage
     {{ privacy }}                                  on a method's page: what clipping does to uploads and gradients
@@ -9,6 +10,7 @@
     {{ value small fedgh above }}                  a number over all settings of a suite: SUITE ROW QUANTITY
     {{ value tables/worth-few fedgh accuracy }}    a number of a stored table: tables/NAME ROW COLUMN
     {{ table tables/worth-few }}                   a stored table
+    {{ accuracies local,fedgh worth/digits ... }}  the accuracies of these rows in settings of suites
     {{ record round }}                             the keys of a file of a run: summary, round, result or model
     {{ recipe_keys }}                              every key of a recipe
     {{ commands }}                                 every command of the command line
@@ -65,7 +67,7 @@ def expanded(text: str, page: Path) -> str:
         name, *words = match["words"].split()
         try:
             return MARKERS[name](page.stem, *words)
-        except (ConfigError, KeyError, TypeError, ValueError) as error:
+        except (ConfigError, KeyError, StopIteration, TypeError, ValueError) as error:
             about = f"{page.name}: expected a marker of scripts/page_markers.py, got {match[0]}"
             raise ValueError(f"{about}: {error}") from None
 
@@ -81,6 +83,13 @@ def hyperparameters(method: str) -> str:
         shown = "-" if key.default == "none" else f"`{key.default}`"
         lines.append(f"| `{key.name}` | {key.type} | {shown} | {markdown_text(key.meaning)} |")
     return "\n".join(lines) if keys else "None."
+
+
+def details(method: str) -> str:
+    """The last sections of a method's page."""
+    sections = {"Hyperparameters": hyperparameters, "Results": results, "Deviations from the paper": deviations}
+    texts = {heading: section(method) for heading, section in sections.items()}
+    return "\n\n".join(f"## {heading}\n\n{text}" for heading, text in texts.items() if text)
 
 
 def communication(method: str) -> str:
@@ -298,6 +307,24 @@ def table(_: str, place: str) -> str:
     return measurements()[name].tables[0].to_markdown()
 
 
+def accuracies(_: str, names: str, *places: str) -> str:
+    """A table of rows of suites, in percent, and what each row needs; "-" where a setting has no such row."""
+    found = [settings(suite)[name] for suite, name in (place.split("/") for place in places)]
+    heads = [f"[{name}](results/benchmark-{suite}#{name})" for suite, name in (place.split("/") for place in places)]
+    lines = [f"| row | needs | {' | '.join(heads)} |", f"| :-- | :-- |{' --: |' * len(places)}"]
+    for name in names.split(","):
+        row = next(row for one in found for row in one.rows if row.name == name)
+        cells = [_percent(_quantity(one, name, "accuracy")) if name in one.names else "-" for one in found]
+        lines.append(f"| `{name}` | {_needs(row)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _needs(row: RowResult) -> str:
+    if row.control.startswith("pooled"):
+        return "all rows in one place"
+    return "nobody" if row.name == "local" or row.control.startswith(("own", "alone")) else "the others"
+
+
 def _table_of_methods(suite: str = "small") -> str:
     """What methods gain in a suite, best first, and what they cost."""
     found: dict[str, list[Placed]] = {}
@@ -360,6 +387,7 @@ def _digit(number: float) -> str:
 
 
 MARKERS: dict[str, Callable[..., str]] = {
+    "details": details,
     "hyperparameters": hyperparameters,
     "methods": methods,
     "communication": communication,
@@ -368,6 +396,7 @@ MARKERS: dict[str, Callable[..., str]] = {
     "results": results,
     "value": value,
     "table": table,
+    "accuracies": accuracies,
     "record": lambda _, name: record_tables.tables(name),
     "recipe_keys": lambda _: reference_tables.recipe_keys(),
     "commands": lambda _: reference_tables.commands(),

@@ -51,11 +51,20 @@ def test_a_table_has_all_rows() -> None:
     assert "fd-uniform" not in rows, "controls have no row"
 
 
+def test_accuracies_stand_beside_what_their_rows_need() -> None:
+    _, _, *lines = shown("{{ accuracies local,fedgh,pooled rows/digits-40 rows/rows-400 }}").splitlines()
+    local, fedgh, pooled = (line.strip("| ").split(" | ") for line in lines)
+    assert [local[1], fedgh[1], pooled[1]] == ["nobody", "the others", "all rows in one place"]
+    assert local[2:] == [shown(f"{{{{ value rows/{name} local accuracy }}}}") for name in ("digits-40", "rows-400")]
+    assert fedgh[3] == "-", "not among the rows of the setting"
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_its_table_and_its_line(method: str) -> None:
     table = shown("{{ hyperparameters }}", f"methods/{method}")
     assert table == "None." or table.startswith("| hyperparameter | values | default | description |\n")
     line = shown("{{ results }}", f"methods/{method}")
+    assert table in shown("{{ details }}", f"methods/{method}")
     assert line.endswith(".")
     assert "\n" not in line
 
@@ -90,6 +99,7 @@ def test_what_clipping_does_to_a_method(method: str, told: str) -> None:
         "{{ value tables/worth-few fedgh luck }}",
         "{{ table tables/nothing }}",
         "{{ table worth }}",
+        "{{ accuracies nobody worth/digits }}",
     ],
 )
 def test_an_unknown_marker_is_an_error(marker: str) -> None:

@@ -1,13 +1,17 @@
 """FedHeNN: representations aligned by their kernels (Makhija, Han, Ho and Ghosh, ICML 2022, arXiv:2202.07757).
 
 X are L common unlabeled inputs (the RAD), and Phi_k is everything before the last layer of client k's network.
-client k:  A_k = Phi_k(X)  (L, d_k),  in eval mode;  K_k = A_k A_k^T
-           E epochs of SGD on  CE(f(x; w_k), y) + eta(t) (1 - CKA(K_k, K_bar))        (eq. 6)
+round t:   eta(t) = eta0 sqrt(t - 1), or eta0 (t - 1), or eta0;  rounds t from 1              `eta`
+server:    draws X;  for every client j, by its latest weights, at first the initial ones
+           A_j = Phi_j(X)  (L, d_j),  in eval mode;  K_j = A_j A_j^T
+           K_bar = mean of K_j;  no weights are averaged                                      `start_round`
+           sends X and F (L, r),  F F^T ~ H K_bar H up to a factor, which CKA does not see    `broadcast`
+client k:  E epochs of SGD on  CE(f(x; w_k), y) + eta(t) (1 - CKA(K_k, K_bar))  (eq. 6)       `loss`
            CKA(K, M) = tr(K H M H) / sqrt(tr(K H K H) tr(M H M H)),  H = I - 1 1^T / L centers
-           eta(t) = eta0 sqrt(t - 1), or eta0 (t - 1), or eta0;  rounds t from 1
-server:    K_bar = mean of K_j by the clients' latest weights, at first the initial ones;  no weights are averaged
-           sends F (L, r),  F F^T ~ H K_bar H up to a factor, which CKA does not see
-up:        w_k, or A_k with uploads = "kernels"
+up:        w_k, or A_k with uploads = "kernels"                                               `upload`
+CKA, its gradient and F are in `functional.kernels`, RBF kernels in `functional.kernel_similarity`. The parts that both
+of the paper's algorithms have are `building_blocks.kernel_alignment`: eta, the rows of X in a step, the loss's gradient
+in chunks. K_bar at the server is `building_blocks.mean_kernel`, and X on its way `building_blocks.alignment_data`.
 Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 Sent: down L inputs + L r; up P (kernels: L D). Kept: server: the RAD, latest w_k or A_k.
 Deviations from the paper: (1) Each step uses `alignment_data.batch` rows of the RAD, drawn anew. The paper uses all L.
@@ -33,12 +37,11 @@ from pydantic import model_validator
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_tensor
+from polyfed.core.message import Group, Message
 from polyfed.core.method import Batch, Context, TrainingResult, follows_device, hyperparameters, table
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import own_network
-from polyfed.errors import RunError
 from polyfed.functional.kernel_similarity import kernel_distance
 from polyfed.functional.losses import task_loss
 from polyfed.functional.modes import eval_mode
@@ -54,41 +57,7 @@ class FedHeNN(KernelAlignment):
     kernel: Annotated[MeanKernel, table(MeanKernel)] = MeanKernel()
     uploads: Literal["weights", "kernels"] = "weights"  # "kernels": A_k of a fixed RAD instead of weights
 
-    # client ------------------------------------------------------------------------------------------------
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        task = task_loss(model(batch.x), batch.y, batch.w)
-        if "rad_x" not in context:  # eta(t) is 0, or another step has the term
-            return task
-        with eval_mode(model):
-            a_Bd = model.represent(context["rad_x"])
-        d = self.distance(a_Bd, context)
-        return task + context["eta"] * d, {"d_cka": d, "d_cka_steps": torch.ones_like(d)}  # eq. 5 and 6
-
-    def distance(self, a_Bd: Tensor, context: Context) -> Tensor:
-        """1 - CKA(K_k, K_bar), both of a step's rows of X; the kernel of the factor F is K_bar's."""
-        kernel = self.kernel
-        return kernel_distance(kernel.similarity, a_Bd, context["rad_target"], factor=True, width=kernel.width)
-
-    def receive(self, client: Client, message: Message) -> Context:
-        rad = self.received_rad(client, message)
-        if rad is None:
-            return {}
-        if "factor" not in message:
-            return {"rad": rad}
-        f_Lr = get_tensor(message, "factor")
-        if f_Lr.dim() != 2 or len(f_Lr) != len(rad):
-            raise RunError(f"expected a factor of {len(rad)} rows, got shape {tuple(f_Lr.shape)}")
-        return {"rad": rad, "target": f_Lr.to(rad.device)}
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        message: dict[str, Tensor | Group] = {**self.alignment_data.acknowledge(client)}
-        if self.uploads == "weights":
-            message["model"] = float_state(client.model)
-        elif self.uses_rad(client.round + 1) and "rad" in client.context:
-            message["kernel"] = self.kernel.upload(client, client.context["rad"])
-        return message
-
-    # server ------------------------------------------------------------------------------------------------
+    # server: X and K_bar of a round ------------------------------------------------------------------------
     def start_round(self, server: Server, selected: Sequence[int]) -> None:
         """Draw X; the mean kernel of the clients' latest weights, or of the representations that they sent."""
         if self.uses_rad(server.round):
@@ -102,11 +71,38 @@ class FedHeNN(KernelAlignment):
             return {}  # nobody to be aligned to yet
         return {**self.alignment_data.broadcast(server, client_id), **factor}
 
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        rad = self.receive_rad(client, message)
+        return {} if rad is None else {"rad": rad, **self.kernel.receive(message, rad)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        task = task_loss(model(batch.x), batch.y, batch.w)
+        if "rad_x" not in context:  # eta(t) is 0, or another step has the term
+            return task
+        with eval_mode(model):
+            a_Bd = model.represent(context["rad_x"])
+        d = self.distance(a_Bd, context)
+        return task + context["eta"] * d, {"d_cka": d, "d_cka_steps": torch.ones_like(d)}  # eq. 6
+
+    def distance(self, a_Bd: Tensor, context: Context) -> Tensor:
+        """d_CKA = 1 - CKA(K_k, K_bar), both of a step's rows of X; the kernel of the factor F is K_bar's."""
+        kernel = self.kernel
+        return kernel_distance(kernel.similarity, a_Bd, context["rad_target"], factor=True, width=kernel.width)
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        message: dict[str, Tensor | Group] = {**self.alignment_data.acknowledge(client)}
+        if self.uploads == "weights":
+            message["model"] = float_state(client.model)
+        elif self.uses_rad(client.round + 1) and "rad" in client.context:
+            message["kernel"] = self.kernel.upload(client, client.context["rad"])
+        return message
+
+    # server: what K_bar of the next round is made of -----------------------------------------------------------
     @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         self.alignment_data.end_round(server, uploads)
-        self.kernel.clear(server)
-        self.kernel.keep(server, uploads)
+        self.kernel.end_round(server, uploads)
 
     # rounds with X ------------------------------------------------------------------------------------------
     @model_validator(mode="after")

@@ -83,7 +83,7 @@ class HomogeneousFedHeNN(KernelAlignment):
     def receive(self, client: Client, message: Message) -> Context:
         if "model" in message:
             load_state(client.model, get_group(message, "model"))
-        rad = self.received_rad(client, message)
+        rad = self.receive_rad(client, message)
         if rad is None:
             return {}
         return {"rad": rad, "target": inference.representations(client.model, rad, client.prepare)}

@@ -20,7 +20,11 @@ ROWS_AT_ONCE = 256  # rows of the RAD whose graph is kept at a time: more take m
 
 @hyperparameters
 class KernelAlignment(Method):
-    """A method whose loss has the term eta(t) d, d the distance of representations of the RAD from a target."""
+    """A method whose loss has the term eta(t) d, d the distance of representations of the RAD from a target.
+
+    In the context: "rad", X (L, ...), and "target" (L, r or d); in a step that has the term "rad_x", B rows of X as the
+    network takes them, "rad_target", their rows of the target, and "eta", the term's weight.
+    """
 
     eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0: off
     # eta0 times sqrt(t - 1); "linear": t - 1; "constant": 1; rounds t from 1
@@ -36,15 +40,6 @@ class KernelAlignment(Method):
         """Whether a round uses the RAD: if its term has weight."""
         return self.eta(round) > 0
 
-    def distance(self, a_Bd: Tensor, context: Context) -> Tensor:
-        """d, of a step's representations (B, d) from "rad_target" in the context."""
-        raise NotImplementedError
-
-    def received_rad(self, client: Client, message: Message) -> Tensor | None:
-        """The RAD where the client's network computes, if there is one: steps draw their rows there."""
-        rad = self.alignment_data.receive(client, message)
-        return None if rad is None else move_together([rad], [next(client.model.parameters()).device])[0]
-
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         """Draw the RAD rows of one step, with their target."""
         if "target" not in client.context or step % self.alignment_data.every:
@@ -58,6 +53,15 @@ class KernelAlignment(Method):
             target = target[rows]
         eta = torch.full((), self.eta(client.round) * self.alignment_data.every, device=rad.device)
         return {"rad_x": client.prepare(rad), "rad_target": target, "eta": eta}
+
+    def distance(self, a_Bd: Tensor, context: Context) -> Tensor:
+        """d, of a step's representations (B, d) from "rad_target" in the context."""
+        raise NotImplementedError
+
+    def receive_rad(self, client: Client, message: Message) -> Tensor | None:
+        """The RAD where the client's network computes, if there is one: steps draw their rows there."""
+        rad = self.alignment_data.receive(client, message)
+        return None if rad is None else move_together([rad], [next(client.model.parameters()).device])[0]
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         """The gradient of `loss`; a term with many rows is differentiated in chunks."""

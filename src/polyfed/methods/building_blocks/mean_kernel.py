@@ -56,7 +56,7 @@ class MeanKernel:
         Args:
             of_weights: whether it is weights that clients upload; those of clients that never did are the seeded ones.
         """
-        self.clear(server)
+        self._clear(server)
         members = sorted(server.clients)
         if self.pool == "seen" or not of_weights:
             members = [j for j in members if f"kernel {j}" in server.state or server.has_weights(j)]
@@ -92,12 +92,9 @@ class MeanKernel:
         name = f"factor {client_id}" if self.control == "own" else "factor all"
         return {"factor": get_tensor(server.state, name)} if name in server.state else {}
 
-    def clear(self, server: Server) -> None:
-        """Drop the present factors."""
-        server.state = {name: kept for name, kept in server.state.items() if not name.startswith("factor ")}
-
-    def keep(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Keep the weights or representations that were uploaded."""
+    def end_round(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """Drop the present factors, and keep the weights or representations that were uploaded."""
+        self._clear(server)
         for client_id, message in uploads.items():
             if "model" in message:
                 server.store_weights(client_id, get_group(message, "model"))
@@ -108,7 +105,23 @@ class MeanKernel:
                     raise RunError(f"expected {expected} rows in the kernel of client {client_id}, got {len(a_LD)}")
                 server.state[f"kernel {client_id}"] = a_LD
 
+    def _clear(self, server: Server) -> None:
+        server.state = {name: kept for name, kept in server.state.items() if not name.startswith("factor ")}
+
     # client ------------------------------------------------------------------------------------------------
+    def receive(self, message: Message, rad: Tensor) -> dict[str, Tensor]:
+        """The factor of a message as "target", a row for each of the RAD's (L, ...), where these are; {} without one.
+
+        Raises:
+            RunError: it has other rows.
+        """
+        if "factor" not in message:
+            return {}
+        f_Lr = get_tensor(message, "factor")
+        if f_Lr.dim() != 2 or len(f_Lr) != len(rad):
+            raise RunError(f"expected a factor of {len(rad)} rows, got shape {tuple(f_Lr.shape)}")
+        return {"target": f_Lr.to(rad.device)}
+
     def upload(self, client: Client, rad: Tensor) -> Tensor:
         """Up, where kernels are uploaded: the representation of the RAD."""
         return inference.representations(client.model, rad, client.prepare).to("cpu", torch.float32)

@@ -78,8 +78,8 @@ def test_the_server_joins_what_the_clients_sent(rule: str) -> None:
         sent = {i: adapters_of(up["adapters"], ALPHA) for i, up in round.up.items()}
         for name, shape in LAYERS.items():
             expected = mean_update(round, name)
-            common = adapters_of(round.after["adapters"])[name]
-            before = adapters_of(round.before["adapters"])[name]
+            common = adapters_of(round.after["common"])[name]
+            before = adapters_of(round.before["common"])[name]
             own = [sent[i][name] for i in range(3)]
             largest = min(4, *shape)
             if rule == "svd":

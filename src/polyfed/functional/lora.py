@@ -56,14 +56,14 @@ def pad(adapters: Sequence[Adapter], weights: Sequence[float], rank: int | None 
     return Adapter(a.to(dtype), b.to(dtype))
 
 
-def mean_components(adapters: Sequence[Adapter], weights: Sequence[float], base: Adapter) -> Adapter:
+def mean_components(adapters: Sequence[Adapter], weights: Sequence[float], common: Adapter) -> Adapter:
     """Component by component the means of s_k b_kj and of a_kj, over the clients with more than j components.
 
-    base: of scale 1; its components stay where nobody has one.
+    common: of scale 1; its components stay where nobody has one.
     """
-    a = base.a.clone()
-    b = base.b.clone()
-    for component in range(base.rank):
+    a = common.a.clone()
+    b = common.b.clone()
+    for component in range(common.rank):
         held = [k for k, adapter in enumerate(adapters) if component < adapter.rank]
         if not held:
             continue

@@ -4,11 +4,12 @@ HETLoRA, 2024, raFLoRA, 2026).
 client k:  E epochs of SGD on CE, with layers W + s_k B_k A_k
            A_k (r_k, I),  B_k (O, r_k),  s_k = alpha / r_k
 server:    the head is averaged; adapters by `aggregation`, p_k = n_k / sum of the uploads' n_j:
-  pad     A <- sum p_k A_k,  B <- sum p_k s_k B_k,  with zeros up to the largest rank R (HETLoRA)
-  slices  component j: the same, over the clients with r_k > j (raFLoRA)
-  svd     the R largest singular values of sum p_k s_k B_k A_k (FlexLoRA)
-  stack   W <- W + sum p_k s_k B_k A_k;  A_k is drawn anew, B_k = 0 (FLoRA)
-pad, slices, svd: A has R = max r_k rows; client k gets the first r_k, and B / s_k.
+  pad     A <- sum p_k A_k,  B <- sum p_k s_k B_k,  with zeros up to the largest rank R (HETLoRA)    `join_padded`
+  slices  component j: the same, over the clients with r_k > j (raFLoRA)                             `join_slices`
+  svd     the R largest singular values of sum p_k s_k B_k A_k (FlexLoRA)                            `join_svd`
+  stack   W <- W + sum p_k s_k B_k A_k;  A_k is drawn anew, B_k = 0 (FLoRA)                          `Stack`
+pad, slices, svd: A and B are the common adapters, A with R = max r_k rows; client k gets the first r_k, and B / s_k.
+What is done to one layer's adapters is in `functional.lora`.
 Sources: HETLoRA, arXiv:2401.06432; FlexLoRA, arXiv:2402.11505; FLoRA, arXiv:2409.05976; raFLoRA,
 arXiv:2602.13486.
 FLoRA's code (ATP-1010/FederatedLLM) and the papers' abstracts were compared; the other papers' equations were not.
@@ -52,16 +53,126 @@ from polyfed.functional import lora
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.lora import Adapter
 
+# the rules that join adapters ---------------------------------------------------------------------------------------
+# Of one layer: the adapters that clients sent, their shares p_k, the last common adapter -> the new one.
+
 Join = Callable[[Sequence[Adapter], Sequence[float], Adapter], Adapter]
 
-# the rules --------------------------------------------------------------------------------------------------------
+
+def join_padded(sent: Sequence[Adapter], shares: Sequence[float], common: Adapter) -> Adapter:
+    """HETLoRA: sum_k p_k A_k and sum_k p_k s_k B_k, with components of zero up to R."""
+    return lora.pad(sent, shares, common.rank)
 
 
-class Rule:
-    """The server joins adapters layer by layer; client k gets the first r_k components.
+def join_slices(sent: Sequence[Adapter], shares: Sequence[float], common: Adapter) -> Adapter:
+    """raFLoRA: component j of these sums, over the clients with r_k > j; the last one where there is none."""
+    return lora.mean_components(sent, shares, common)
 
-    join: what the clients sent, their shares, the last common adapter -> the common adapter of a layer.
-    """
+
+def join_svd(sent: Sequence[Adapter], shares: Sequence[float], common: Adapter) -> Adapter:
+    """FlexLoRA: the closest update of rank R to sum_k p_k s_k B_k A_k."""
+    update_OI = lora.product(lora.stack(sent, shares))
+    return lora.decompose(update_OI, common.rank)
+
+
+# the method -------------------------------------------------------------------------------------------------------
+
+
+def _own_adapters(known: UploadContext, name: str) -> Members:
+    """A and B of the client's rank."""
+    server = known.server
+    (architecture,) = server.architectures
+    return alike(adapter_state(server.model(architecture, {}, known.method.variant(server, known.client_id))))
+
+
+def _stacks(known: UploadContext) -> int:
+    """How many updates have been added to the network."""
+    return int(get_tensor(known.server.state, "stacks"))
+
+
+@hyperparameters
+class FedLoRA(Method):
+    """Low-rank adapters of unequal rank on a frozen network."""
+
+    ranks: Ranks = "2 4 8"  # ranks of the adapters, given to the clients in turn
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 16.0  # an update is scaled by alpha / rank
+    layers: str = ""  # last names of the linear layers with adapters, as in "qkv out"; "": all but the head
+    # how the server joins adapters of unequal rank
+    aggregation: Literal["stack", "svd", "slices", "pad"] = "stack"
+
+    @property
+    def _ranks(self) -> list[int]:
+        """All ranks, ascending."""
+        return sorted(map(int, numbers_in(self.ranks)))
+
+    @property
+    def _rule(self) -> CommonAdapters | Stack:
+        return RULES[self.aggregation]
+
+    # the client's network ------------------------------------------------------------------------------------
+    def variant(self, server: Server, client_id: int) -> str:
+        return in_turn(self.ranks, client_id)
+
+    def build(self, model: Any, variant: str) -> nn.Module:
+        rank = int(variant or self._ranks[-1])
+        return add_adapters(model, rank, self.alpha, self.layers, self._rule.has_offset)
+
+    # server ------------------------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        (architecture,) = server.architectures
+        largest = str(self._ranks[-1])
+        network = server.model(architecture, server.initial_state(architecture, largest), largest)
+        server.state["head"] = {name: t.cpu().clone() for name, t in head_state(network).items()}
+        self._rule.init(server, network)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return {"head": get_group(server.state, "head"), **self._rule.broadcast(self, server, client_id)}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if not uploads:
+            return
+        uploads = dict(sorted(uploads.items()))
+        shares = [server.share(i, "samples") for i in uploads]
+        server.state["head"] = weighted_mean([get_group(message, "head") for message in uploads.values()], shares)
+        updates = self._rule.aggregate(self, server, uploads, shares)
+        beyond = [lora.energy_beyond(update, self._ranks[0]) for update in updates.values()]
+        server.log["energy_beyond_smallest_rank"] = statistics.fmean(beyond)
+
+    def sent(self, uploads: Mapping[int, Message]) -> list[dict[str, Adapter]]:
+        """The adapters that clients uploaded, by layer, with s_k = alpha / r_k."""
+        return [adapters_of(get_group(message, "adapters"), self.alpha) for message in uploads.values()]
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        load_state(client.model, get_group(message, "head"))
+        self._rule.receive(client, message)
+        return {}
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        return (Phase(training.local_epochs, trains=any_parameter),)
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        own: Message = {"adapters": adapter_state(client.model), "head": head_state(client.model)}
+        return {**own, **self._rule.upload(client)}
+
+    # declared -------------------------------------------------------------------------------------------------
+    requirements = Requirements(same_architecture=True, split_model=True)
+    evaluation_stage = "received"
+    upload_form = {"adapters": _own_adapters, "head": as_sent, "stacks_added": Entry((), (torch.int64,), 0, _stacks)}
+    delta_entries = ("adapters", "head")
+    common_start = "all"
+
+    @property
+    def fixed_entries(self) -> Mapping[str, str]:
+        drawn = "factors A that the client drew, and B beside them; use another method.aggregation, as 'slices'"
+        return {"adapters": drawn} if self.aggregation == "stack" else {}
+
+
+# what a rule keeps and sends --------------------------------------------------------------------------------------
+
+
+class CommonAdapters:
+    """The server joins adapters layer by layer to common ones; client k gets the first r_k components."""
 
     has_offset = False  # whether clients keep an update of W beside their adapters
 
@@ -69,8 +180,8 @@ class Rule:
         self.join = join
 
     def init(self, server: Server, network: nn.Module) -> None:
-        """The common adapters, of rank R."""
-        server.state["adapters"] = {name: t.cpu().clone() for name, t in adapter_state(network).items()}
+        """Common adapters of rank R."""
+        server.state["common"] = {name: t.cpu().clone() for name, t in adapter_state(network).items()}
 
     def broadcast(self, method: FedLoRA, server: Server, client_id: int) -> Message:
         rank = int(method.variant(server, client_id))
@@ -82,9 +193,11 @@ class Rule:
     ) -> dict[str, Tensor]:
         """Join what the clients sent; the update of each layer."""
         sent = method.sent(uploads)
-        joined = {name: self.join([one[name] for one in sent], shares, b) for name, b in _common(server).items()}
-        server.state["adapters"] = group_of(joined)
-        return {name: lora.product(adapter) for name, adapter in joined.items()}
+        common = {
+            name: self.join([own[name] for own in sent], shares, before) for name, before in _common(server).items()
+        }
+        server.state["common"] = group_of(common)
+        return {name: lora.product(adapter) for name, adapter in common.items()}
 
     def receive(self, client: Client, message: Message) -> None:
         load_state(client.model, get_group(message, "adapters"))
@@ -154,7 +267,7 @@ class Stack:
 
 def _common(server: Server) -> dict[str, Adapter]:
     """The common adapters by layer, of scale 1."""
-    return adapters_of(get_group(server.state, "adapters"))
+    return adapters_of(get_group(server.state, "common"))
 
 
 def _add(update: Group, stacked: Mapping[str, Adapter]) -> dict[str, Tensor]:
@@ -162,102 +275,9 @@ def _add(update: Group, stacked: Mapping[str, Adapter]) -> dict[str, Tensor]:
     return {name: update[name] + lora.product(adapter).to(update[name]) for name, adapter in stacked.items()}
 
 
-RULES: dict[str, Rule | Stack] = {
-    "pad": Rule(lambda sent, shares, last: lora.pad(sent, shares, last.rank)),
-    "slices": Rule(lora.mean_components),
-    "svd": Rule(lambda sent, shares, last: lora.decompose(lora.product(lora.stack(sent, shares)), last.rank)),
+RULES: dict[str, CommonAdapters | Stack] = {
+    "pad": CommonAdapters(join_padded),
+    "slices": CommonAdapters(join_slices),
+    "svd": CommonAdapters(join_svd),
     "stack": Stack(),
 }
-
-
-# the method -------------------------------------------------------------------------------------------------------
-
-
-def _own_adapters(known: UploadContext, name: str) -> Members:
-    """A and B of the client's rank."""
-    server = known.server
-    (architecture,) = server.architectures
-    return alike(adapter_state(server.model(architecture, {}, known.method.variant(server, known.client_id))))
-
-
-def _stacks(known: UploadContext) -> int:
-    """How many updates have been added to the network."""
-    return int(get_tensor(known.server.state, "stacks"))
-
-
-@hyperparameters
-class FedLoRA(Method):
-    """Low-rank adapters of unequal rank on a frozen network."""
-
-    ranks: Ranks = "2 4 8"  # ranks of the adapters, given to the clients in turn
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 16.0  # an update is scaled by alpha / rank
-    layers: str = ""  # last names of the linear layers with adapters, as in "qkv out"; "": all but the head
-    # how the server joins adapters of unequal rank
-    aggregation: Literal["stack", "svd", "slices", "pad"] = "stack"
-
-    @property
-    def _ranks(self) -> list[int]:
-        """All ranks, ascending."""
-        return sorted(map(int, numbers_in(self.ranks)))
-
-    @property
-    def _rule(self) -> Rule | Stack:
-        return RULES[self.aggregation]
-
-    # the client's network ------------------------------------------------------------------------------------
-    def variant(self, server: Server, client_id: int) -> str:
-        return in_turn(self.ranks, client_id)
-
-    def build(self, model: Any, variant: str) -> nn.Module:
-        rank = int(variant or self._ranks[-1])
-        return add_adapters(model, rank, self.alpha, self.layers, self._rule.has_offset)
-
-    # server ------------------------------------------------------------------------------------------------
-    def init_server(self, server: Server) -> None:
-        (architecture,) = server.architectures
-        largest = str(self._ranks[-1])
-        network = server.model(architecture, server.initial_state(architecture, largest), largest)
-        server.state["head"] = {name: t.cpu().clone() for name, t in head_state(network).items()}
-        self._rule.init(server, network)
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"head": get_group(server.state, "head"), **self._rule.broadcast(self, server, client_id)}
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        if not uploads:
-            return
-        uploads = dict(sorted(uploads.items()))
-        shares = [server.share(i, "samples") for i in uploads]
-        server.state["head"] = weighted_mean([get_group(message, "head") for message in uploads.values()], shares)
-        updates = self._rule.aggregate(self, server, uploads, shares)
-        beyond = [lora.energy_beyond(update, self._ranks[0]) for update in updates.values()]
-        server.log["energy_beyond_smallest_rank"] = statistics.fmean(beyond)
-
-    def sent(self, uploads: Mapping[int, Message]) -> list[dict[str, Adapter]]:
-        """The adapters that clients uploaded, by layer, with s_k = alpha / r_k."""
-        return [adapters_of(get_group(message, "adapters"), self.alpha) for message in uploads.values()]
-
-    # client ------------------------------------------------------------------------------------------------
-    def receive(self, client: Client, message: Message) -> Context:
-        load_state(client.model, get_group(message, "head"))
-        self._rule.receive(client, message)
-        return {}
-
-    def phases(self, training: Training) -> Sequence[Phase]:
-        return (Phase(training.local_epochs, trains=any_parameter),)
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        own: Message = {"adapters": adapter_state(client.model), "head": head_state(client.model)}
-        return {**own, **self._rule.upload(client)}
-
-    # declared -------------------------------------------------------------------------------------------------
-    requirements = Requirements(same_architecture=True, split_model=True)
-    evaluation_stage = "received"
-    upload_form = {"adapters": _own_adapters, "head": as_sent, "stacks_added": Entry((), (torch.int64,), 0, _stacks)}
-    delta_entries = ("adapters", "head")
-    common_start = "all"
-
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        drawn = "factors A that the client drew, and B beside them; use another method.aggregation, as 'slices'"
-        return {"adapters": drawn} if self.aggregation == "stack" else {}

@@ -44,28 +44,28 @@ def rows(count: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("apart", [0.0, 3.0])
 def test_beta_is_the_best_for_rows_left_out(size: int, apart: float) -> None:
     z, y = rows(30)
-    others = Gaussians(torch.full((3, 4), apart) + torch.arange(3).unsqueeze(1).double(), 2 * torch.eye(4).double())
+    common = Gaussians(torch.full((3, 4), apart) + torch.arange(3).unsqueeze(1).double(), 2 * torch.eye(4).double())
     numbers, labels = z.numpy(), y.numpy()
 
     def badness(beta: Any) -> float:
         total = 0.0
         for fit, left in StratifiedKFold(2, shuffle=True, random_state=0).split(numbers, labels):
             means, covariance = statistics(numbers[fit], labels[fit], 0.1)
-            means = beta[0] * means + (1 - beta[0]) * others.means.numpy()
-            covariance = beta[-1] * covariance + (1 - beta[-1]) * others.covariance.numpy()
+            means = beta[0] * means + (1 - beta[0]) * common.means.numpy()
+            covariance = beta[-1] * covariance + (1 - beta[-1]) * common.covariance.numpy()
             total += oracles.of_labels(log_posterior(numbers[left], means, covariance, SHARES), y[left])
         return total
 
-    found = choose_beta(z, y, others, torch.tensor(SHARES), 0.1, size)
+    found = choose_beta(z, y, common, torch.tensor(SHARES), 0.1, size)
     assert badness(found.numpy()) <= min(map(badness, itertools.product(np.linspace(0, 1, 11), repeat=size))) + 1e-3
 
 
 def test_rows_of_classes_of_their_own_leave_the_federations() -> None:
     z, y = rows(3)
-    others = Gaussians(torch.zeros(3, 4).double(), torch.eye(4).double())
-    assert choose_beta(z, y, others, torch.tensor(SHARES), 0.1, 2).tolist() == [0, 0]
-    means, covariance = estimate(z[:1], y[:1], others, 0.1)
-    assert torch.equal(means, torch.cat([z[:1], others.means[1:]])), "classes without rows have the others' means"
+    common = Gaussians(torch.zeros(3, 4).double(), torch.eye(4).double())
+    assert choose_beta(z, y, common, torch.tensor(SHARES), 0.1, 2).tolist() == [0, 0]
+    means, covariance = estimate(z[:1], y[:1], common, 0.1)
+    assert torch.equal(means, torch.cat([z[:1], common.means[1:]])), "classes without rows have the common means"
     assert torch.equal(covariance, 0.1 * torch.eye(4).double())
 
 
@@ -85,19 +85,19 @@ def test_what_is_sent_averaged_and_scored() -> None:
         z = at.model.eval().represent(at.data.train.x).double()
         x = samples(9, 5).x
         found, features = fed.method.predict(at.model, x, at.state), at.model.represent(x).double()
-    others = Gaussians(message["means"].double(), unpack(message["covariance"].double(), z.shape[1]))
+    common = Gaussians(message["means"].double(), unpack(message["covariance"].double(), z.shape[1]))
     shares = np.bincount(y, minlength=3) / len(y) + 1e-4
-    beta = choose_beta(z, at.data.train.y, others, torch.tensor(shares / shares.sum()), 0.1, 2).numpy()
+    beta = choose_beta(z, at.data.train.y, common, torch.tensor(shares / shares.sum()), 0.1, 2).numpy()
     means, covariance = statistics(z.numpy(), y, 0.1)
-    means = beta[0] * means + (1 - beta[0]) * others.means.numpy()
-    covariance = beta[1] * covariance + (1 - beta[1]) * others.covariance.numpy()
+    means = beta[0] * means + (1 - beta[0]) * common.means.numpy()
+    covariance = beta[1] * covariance + (1 - beta[1]) * common.covariance.numpy()
     expected = log_posterior(features.numpy(), means, covariance, shares / shares.sum())
     np.testing.assert_allclose(oracles.log_softmax(found), expected, atol=1e-4)
 
 
 def by_the_received_head(model: Any, batch: Any, context: Any) -> float:
     z = model.represent(batch.x).detach().double().numpy()
-    scores = z @ context["weight"].double().numpy() + context["bias"].double().numpy()
+    scores = z @ context["common_weight"].double().numpy() + context["common_bias"].double().numpy()
     return oracles.of_labels(oracles.log_softmax(scores), batch.y)
 
 

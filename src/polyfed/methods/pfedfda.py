@@ -3,18 +3,20 @@ NeurIPS 2024).
 
 f is the common extractor, z = f(x); mu (C, D) and Sigma (D, D) are the federation's class means and covariance;
 pi_k are client k's class shares, each raised by 1e-4 and divided by their sum.
-head of (m, V):  A = (1 - 1e-4) V + 1e-4 tr(V) / D I;  W = A^-1 m';  b_c = - m_c' W_c / 2 + log pi_kc
-client k:   f_k <- f;  E epochs of SGD on CE(f_k(x)' W + b, y), the head of (mu, Sigma) being fixed
-            m_k[c]: mean of f_k(x) over its rows of class c, mu[c] without any
+head of (m, V):  A = (1 - 1e-4) V + 1e-4 tr(V) / D I;  W = A^-1 m'                            `Gaussians.head`
+                 b_c = - m_c' W_c / 2 + log pi_kc;  the means over classes of W and of m_c' W_c / 2 are taken off
+client k:   f_k <- f;  E epochs of SGD on CE(f_k(x)' W + b, y), the head of (mu, Sigma) being fixed  `loss`
+            m_k[c]: mean of f_k(x) over its rows of class c, mu[c] without any                       `estimate`
             V_k = sum over its n_k rows of (z - m_k[y]) (z - m_k[y])' / (n_k - 1) + ridge I
             beta_k, (0, 1) or (0, 1)^2: minimizes the sum over two folds of CE on the fold, by the head of
                 m = beta_1 m_k + (1 - beta_1) mu,  V = beta_2 V_k + (1 - beta_2) Sigma,  m_k, V_k being the other fold's
-            mu_k, Sigma_k: m and V for this beta_k, m_k and V_k being those of all its rows
-server:     f, mu, Sigma <- sum over responding clients of p_k (f_k, mu_k, Sigma_k)
+            mu_k, Sigma_k: m and V for this beta_k, m_k and V_k being those of all its rows          `own_and_common`
+server:     f, mu, Sigma <- sum over responding clients of p_k (f_k, mu_k, Sigma_k)                  `aggregate`
             p_k = n_k / sum n_j ("samples"),  1 / their number ("uniform")
-prediction: f(x)' W + b, by the head of the client's mixture for f as it was received
-mu starts uniform in [0, 1), Sigma at I. Folds are stratified; classes of one row are left out of them, and without any
-other class beta_k = 0. L-BFGS finds beta_k from 1/2, in ten steps at most.
+prediction: f(x)' W + b, by the head of the client's mixture for f as it was received                `receive`
+The head is solved in `functional.closed_forms.discriminant_of`. mu and Sigma are the "common" Gaussians, m_k and V_k
+the "own" ones. mu starts uniform in [0, 1), Sigma at I. Folds are stratified; classes of one row are left out of them,
+and without any other class beta_k = 0. `choose_beta` finds it by L-BFGS from 1/2, in ten steps at most.
 Sent: down P_f + C D + D (D + 1) / 2; up as many + 1. Kept: server: f, mu, Sigma.
 Deviations from the paper (arXiv:2411.00329) and the authors' code: (1) Statistics are of one pass after training, in
 eval mode; the code collects those of all training passes. (2) The code adds I to V_k, and 1e-4 to all of its entries;
@@ -58,10 +60,10 @@ class Gaussians(NamedTuple):
     means: Tensor
     covariance: Tensor
 
-    def mixed(self, others: Gaussians, beta: Tensor) -> Gaussians:
-        """Beta times these and 1 - beta times the others; beta (1,), or (2,), of means and of covariances."""
-        means = torch.lerp(others.means, self.means, beta[0])
-        return Gaussians(means, torch.lerp(others.covariance, self.covariance, beta[-1]))
+    def mixed(self, common: Gaussians, beta: Tensor) -> Gaussians:
+        """Beta times these and 1 - beta times the common ones; beta (1,), or (2,), of means and of covariances."""
+        means = torch.lerp(common.means, self.means, beta[0])
+        return Gaussians(means, torch.lerp(common.covariance, self.covariance, beta[-1]))
 
     def head(self, shares: Tensor) -> tuple[Tensor, Tensor]:
         """W (D, C) and b (C,) of the linear discriminant with these class shares, less their means over classes."""
@@ -70,18 +72,18 @@ class Gaussians(NamedTuple):
         return weight, bias + shares.log()
 
 
-def estimate(z_ND: Tensor, y_N: Tensor, others: Gaussians, ridge: float) -> Gaussians:
-    """Those of rows; a class without any has the others' mean."""
-    counts = y_N.bincount(minlength=len(others.means)).unsqueeze(1)
-    sums = torch.zeros_like(others.means).index_add_(0, y_N, z_ND)
-    means = torch.where(counts > 0, sums / counts.clamp(min=1), others.means)
+def estimate(z_ND: Tensor, y_N: Tensor, common: Gaussians, ridge: float) -> Gaussians:
+    """m_k and V_k of rows; a class without any has the common mean."""
+    counts = y_N.bincount(minlength=len(common.means)).unsqueeze(1)
+    sums = torch.zeros_like(common.means).index_add_(0, y_N, z_ND)
+    means = torch.where(counts > 0, sums / counts.clamp(min=1), common.means)
     centered = z_ND - means[y_N]
     width = z_ND.shape[1]
     covariance = centered.T @ centered / max(len(z_ND) - 1, 1) + ridge * torch.eye(width, dtype=torch.float64)
     return Gaussians(means, covariance)
 
 
-def choose_beta(z_ND: Tensor, y_N: Tensor, others: Gaussians, shares: Tensor, ridge: float, size: int) -> Tensor:
+def choose_beta(z_ND: Tensor, y_N: Tensor, common: Gaussians, shares: Tensor, ridge: float, size: int) -> Tensor:
     """How much the rows' own Gaussians count (size,), by two folds of the rows."""
     from scipy.optimize import minimize  # comes with scikit-learn
     from sklearn.model_selection import StratifiedKFold
@@ -91,12 +93,12 @@ def choose_beta(z_ND: Tensor, y_N: Tensor, others: Gaussians, shares: Tensor, ri
         return torch.zeros(size, dtype=torch.float64)
     z, y = z_ND[several], y_N[several]
     folds = list(StratifiedKFold(2, shuffle=True, random_state=0).split(z, y))
-    own = [estimate(z[fit], y[fit], others, ridge) for fit, _ in folds]
+    own = [estimate(z[fit], y[fit], common, ridge) for fit, _ in folds]
 
     def badness(beta: np.ndarray) -> tuple[float, np.ndarray]:
         with torch.enable_grad():
             at = torch.tensor(beta, requires_grad=True)
-            heads = [mine.mixed(others, at).head(shares) for mine in own]
+            heads = [one.mixed(common, at).head(shares) for one in own]
             losses = [F.cross_entropy(z[rows] @ w + b, y[rows]) for (w, b), (_, rows) in zip(heads, folds, strict=True)]
             total = torch.stack(losses).sum()
             (slope,) = torch.autograd.grad(total, at)
@@ -115,6 +117,45 @@ class PFedFDA(Method):
     weighting: weight_averaging.Weighting = "samples"  # clients count by their samples; "uniform": equally
     beta: Literal["one", "two"] = "two"  # "one" for class means and covariance, or one for each
     ridge: Annotated[float, Field(gt=0)] = 1.0  # added to the diagonal of a client's own covariance
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        load_state(client.model, get_group(message, "model"))
+        for name in ("means", "covariance"):
+            client.state[name] = get_tensor(message, name).clone()
+        client.state["weight"], client.state["bias"] = self.own_and_common(client).head(_shares(client))
+        weight, bias = _common(client).head(_shares(client))
+        return {"common_weight": weight.float(), "common_bias": bias.float()}
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        return (Phase(training.local_epochs, BODY),)
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        scores = model.represent(batch.x) @ context["common_weight"] + context["common_bias"]
+        return cross_entropy(scores, batch.y, batch.w)
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        mixed = self.own_and_common(client)
+        body = float_state(client.model, parts=BODY)
+        covariance = pack(mixed.covariance).float()
+        return {"model": body, "means": mixed.means.float(), "covariance": covariance, "n": torch.tensor(client.n)}
+
+    def own_and_common(self, client: Client) -> Gaussians:
+        """mu_k and Sigma_k, for the extractor as it is."""
+        rows = client.data.train
+        z_ND = inference.representations(client.model, rows, client.prepare).cpu().double()
+        y_N = rows.y.cpu()
+        common = _common(client)
+        beta = choose_beta(z_ND, y_N, common, _shares(client), self.ridge, 1 if self.beta == "one" else 2)
+        return estimate(z_ND, y_N, common, self.ridge).mixed(common, beta)
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """Scores by the client's own head; what the network gives before anything was received."""
+        if "weight" not in context:
+            return super().predict(model, x, context)
+        z_ND = model.represent(x)
+        scores: Tensor = z_ND @ context["weight"].to(z_ND) + context["bias"].to(z_ND)
+        return scores
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
@@ -136,45 +177,6 @@ class PFedFDA(Method):
         names = ("means", "covariance")
         theirs = [{name: get_tensor(message, name) for name in names} for message in uploads.values()]
         server.state.update(weighted_mean(theirs, [shares[i] for i in uploads]))
-
-    # client ------------------------------------------------------------------------------------------------
-    def receive(self, client: Client, message: Message) -> Context:
-        load_state(client.model, get_group(message, "model"))
-        for name in ("means", "covariance"):
-            client.state[name] = get_tensor(message, name).clone()
-        mixed = self._mixed(client)
-        client.state["weight"], client.state["bias"] = mixed.head(_shares(client))
-        weight, bias = _received(client).head(_shares(client))
-        return {"weight": weight.float(), "bias": bias.float()}
-
-    def phases(self, training: Training) -> Sequence[Phase]:
-        return (Phase(training.local_epochs, BODY),)
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        scores = model.represent(batch.x) @ context["weight"] + context["bias"]
-        return cross_entropy(scores, batch.y, batch.w)
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        mixed = self._mixed(client)
-        body = float_state(client.model, parts=BODY)
-        covariance = pack(mixed.covariance).float()
-        return {"model": body, "means": mixed.means.float(), "covariance": covariance, "n": torch.tensor(client.n)}
-
-    def _mixed(self, client: Client) -> Gaussians:
-        """mu_k and Sigma_k, for the extractor as it is."""
-        rows = client.data.train
-        z_ND = inference.representations(client.model, rows, client.prepare).cpu().double()
-        others, shares, y_N = _received(client), _shares(client), rows.y.cpu()
-        beta = choose_beta(z_ND, y_N, others, shares, self.ridge, 1 if self.beta == "one" else 2)
-        return estimate(z_ND, y_N, others, self.ridge).mixed(others, beta)
-
-    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
-        """Scores by the client's own head; what the network gives before anything was received."""
-        if "weight" not in context:
-            return super().predict(model, x, context)
-        z_ND = model.represent(x)
-        scores: Tensor = z_ND @ context["weight"].to(z_ND) + context["bias"].to(z_ND)
-        return scores
 
     # declared -------------------------------------------------------------------------------------------------
     requirements = Requirements(
@@ -201,8 +203,8 @@ class PFedFDA(Method):
         return "received"
 
 
-def _received(client: Client) -> Gaussians:
-    """The federation's, as the client holds them."""
+def _common(client: Client) -> Gaussians:
+    """Mu and Sigma, as the client has received them."""
     means = get_tensor(client.state, "means").cpu().double()
     return Gaussians(means, unpack(get_tensor(client.state, "covariance").cpu().double(), means.shape[1]))
 

@@ -151,8 +151,8 @@ def test_nodes_give_the_numbers_of_one_process_and_send_no_addends_bare(tmp_path
     sums = [upload for upload in uploads if any(name.startswith("addends") for name in upload)]
     assert len(sums) == (6 if method == "closed-form" else 12)
     for upload in sums:
-        assert {name.partition("/")[0] for name in upload} <= {"addends", "holds"}
-        drawn = torch.cat([tensor.reshape(-1) for name, tensor in upload.items() if name != "holds"]).double()
+        assert {name.partition("/")[0] for name in upload} <= {"addends", "version"}
+        drawn = torch.cat([tensor.reshape(-1) for name, tensor in upload.items() if name != "version"]).double()
         assert 118 < drawn.mean() < 137, "uniform bytes, of which small numbers have few"
 
 
@@ -352,7 +352,7 @@ def test_a_server_begins_so_many_sums_and_no_more(tmp_path: Path, asked: Asked) 
 def test_addends_do_not_leave_without_a_sum(asked: Asked) -> None:
     answer = asked.again("train", lambda sums: sums.update(name="", clients=[], keys=[], sharers=[]), round=2, base="")
     assert isinstance(answer, Envelope)
-    assert read_message(answer.body).keys() == {"holds"}
+    assert read_message(answer.body).keys() == {"version"}
 
 
 def test_a_node_whose_recipe_has_no_sums_answers_none_of_it(tmp_path: Path, asked: Asked) -> None:

@@ -72,7 +72,7 @@ def test_all_checkpoints_and_what_follows_are_without_the_client(
     last = states(tmp_path)[-1]
     solution = get_group(last, "solution")
     torch.testing.assert_close(solution, expected[-1]["solution"], rtol=0, atol=0)
-    assert {*get_group(last, "held")} == {"0", "1", "2"}
+    assert {*get_group(last, "versions")} == {"0", "1", "2"}
     if run is deployed:
         sent = [read_message(envelope.body) for envelope in jobs]
         assert len(sent) == 3

@@ -66,7 +66,7 @@ def find_features(made: Mapping[str, Tensor], z_NJ: Tensor) -> Tensor:
 
 
 def sum_rows(phi_ND: Tensor, has_NJ: Tensor, column_D: Tensor, y_N: Tensor, classes: int) -> dict[str, Tensor]:
-    """The sums of rows: pairs (C, J (J + 1) / 2) int64, sums (C, D, J), products (D (D + 1) / 2,), upper triangles.
+    """N, A and P of rows: pairs (C, J (J + 1) / 2) int64, sums (C, D, J), products (D (D + 1) / 2,), upper triangles.
 
     Args:
         has_NJ: whether a row has a value in a column. column_D: of each feature.
@@ -87,13 +87,13 @@ def sum_rows(phi_ND: Tensor, has_NJ: Tensor, column_D: Tensor, y_N: Tensor, clas
     }
 
 
-def spread(sums: Sums, columns: Tensor, features: Tensor, count: int, width: int) -> dict[str, Tensor]:
-    """Sums of some columns and features among `count` columns and `width` features: zeros in all others."""
+def spread(sums: Sums, places: Tensor, features: Tensor, count: int, width: int) -> dict[str, Tensor]:
+    """Sums of the columns at these places and of features among `count` columns and `width` features: others are 0."""
     classes = len(sums["sums"])
     pairs_CJJ = torch.zeros(classes, count, count, dtype=torch.int64)
-    pairs_CJJ[:, columns.unsqueeze(1), columns] = _squares(sums["pairs"], len(columns))
+    pairs_CJJ[:, places.unsqueeze(1), places] = _squares(sums["pairs"], len(places))
     sums_CDJ = torch.zeros(classes, width, count, dtype=torch.float64)
-    sums_CDJ[:, features.unsqueeze(1), columns] = sums["sums"]
+    sums_CDJ[:, features.unsqueeze(1), places] = sums["sums"]
     products_DD = torch.zeros(width, width, dtype=torch.float64)
     products_DD[features.unsqueeze(1), features] = unpack(sums["products"], len(features))
     return {
@@ -107,15 +107,15 @@ def _squares(packed: Tensor, width: int) -> Tensor:
     return torch.stack([unpack(triangle, width) for triangle in packed])
 
 
-def are_possible(sums: Sums, rows: int, columns: Tensor, column_D: Tensor) -> bool:
-    """Whether so many rows that have these columns, and no others, can have these sums.
+def are_possible(sums: Sums, rows: int, places: Tensor, column_D: Tensor) -> bool:
+    """Whether so many rows that have the columns at these places, and no others, can have these sums.
 
-    columns: of the rows. column_D: of each feature.
+    column_D: of each feature.
     """
     pairs_CJJ = _squares(sums["pairs"], sums["sums"].shape[2])
-    features = torch.isin(column_D, columns)
+    features = torch.isin(column_D, places)
     lacks = torch.ones(sums["sums"].shape[2], dtype=torch.bool)
-    lacks[columns] = False
+    lacks[places] = False
     products_DD = unpack(sums["products"], len(column_D))
     foreign = (pairs_CJJ[:, lacks].any(), sums["sums"][:, ~features].any(), sums["sums"][:, :, lacks].any())
     if any(map(bool, foreign)) or bool(products_DD[~features].any()):
@@ -151,22 +151,22 @@ def count_empty_pairs(sums: Sums) -> int:
 # a set of columns ----------------------------------------------------------------------------------------------------
 
 
-def marginal(sums: Sums, column_D: Tensor, columns: Tensor) -> dict[str, Tensor]:
-    """The Gaussian of some columns: mean (C, D') and covariance (D', D'), rows (C,) of each class, repaired ().
+def marginal(sums: Sums, column_D: Tensor, places: Tensor) -> dict[str, Tensor]:
+    """Mu (C, D') and Sigma (D', D') of some columns, as "mean" and "covariance", rows (C,) of each class, repaired ().
 
     A mean of a class that has no row with a column is that of all classes. rows are those of the class in the column
     that has most. repaired is the share of the trace that negative eigenvalues had.
 
     Args:
-        column_D: of each feature. columns: sorted.
+        column_D: of each feature. places: of the columns, sorted.
     """
-    features = torch.isin(column_D, columns)
-    own_D = torch.searchsorted(columns, column_D[features])  # the column's place in `columns`
-    pairs_CJJ = _squares(sums["pairs"], sums["sums"].shape[2])[:, columns][:, :, columns].double()
-    sums_CDJ = sums["sums"][:, features][:, :, columns]
-    products_DD = unpack(sums["products"], len(column_D))[features][:, features]
+    features = torch.isin(column_D, places)
+    own_D = torch.searchsorted(places, column_D[features])  # which of `places` is the column's
+    pairs_CJJ = _squares(sums["pairs"], sums["sums"].shape[2])[:, places][:, :, places].double()  # N_c[i, j]
+    sums_CDJ = sums["sums"][:, features][:, :, places]  # A_c[f, j]
+    products_DD = unpack(sums["products"], len(column_D))[features][:, features]  # P[f, g]
     n_CD = pairs_CJJ[:, own_D, own_D]
-    total_CD = sums_CDJ[:, torch.arange(len(own_D)), own_D]
+    total_CD = sums_CDJ[:, torch.arange(len(own_D)), own_D]  # A_c[f, i], i the column of f
     overall_D = total_CD.sum(dim=0) / n_CD.sum(dim=0).clamp(min=1)
     mean_CD = torch.where(n_CD > 0, total_CD / n_CD.clamp(min=1), overall_D)
     within_DD = products_DD.clone()

@@ -4,26 +4,34 @@
 phi: a map that nobody trains, the same at every client and never sent (`functional.feature_maps`): of images by
      filters made of two photographs, else drawn from the run's seed.
 client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S_k = sum of phi(x) phi(x)' over all rows
-server:          n, M, S = sums over the clients heard;  mu_c = M_c / n_c
+server:          n, M, S = sums over the clients heard;  N = sum_c n_c,  mu_c = M_c / n_c
                  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I
                  W = A^-1 mu',  b_c = - mu_c' W_c / 2;  their means over classes are taken from both
 prediction:      softmax(t (phi(x)' W + b) + log pi),  pi: the client's own class shares, or the federation's
 t:               of 1, 2^(-1/4), ..., 1/64 that with the largest likelihood of the client's validation rows, with its
                  own class shares, times exp(-log(2 t)^2 / 2); without any 1/2
-views:           with training.augmentation phi(x) and phi(x) phi(x)' of a row are means over its views: the image and
-                 four shifts of it, each mirrored, too. n_k counts rows; a row still changes a sum by its norm at most.
-sent:            n_k, M_k / N_k, S_k / N_k: M_k and S_k do not grow with the rows. The server multiplies by N_k again,
-                 and leaves out sums that no rows can have; they are not sent again.
-Class means:     with second_moments = "clients" no S is sent, and of the K_c clients with rows of class c
-                 Sigma = sum_c sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)' / sum_c (K_c - 1),  mu_kc = M_kc / n_kc
-Ridge:           with classifier = "ridge"  W = (S / N + s / (1 - s) tr(S / N) / D I)^-1 M' / N,  b = 0.  Scores have
-                 the federation's shares in them: softmax(phi(x)' W) over the client's own classes, or over all.
-Texts:           phi says which words occur, no S is sent; W_vc = log p(v | c), a = s / (1 - s) more of each; b = 0.
-Private:         with `unit_features` rows of phi have norm 1; n_k, M_k and S_k go up as they are and, with [privacy],
-                 with Gaussian noise added once by the client. The server solves for the nearest sums that rows can
-                 have.
-Numbers:         W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y),  b = mean y - mu' W,  of the sums of (phi(x),
-                 y) as one class; y is in each client's own unit.
+
+what is predicted             sent         solved by (`functional.closed_forms`)
+classes                       n, M, S      `discriminant`: as above
+ "second_moments = clients"   n, M         `discriminant`, of the K_c clients with rows of class c, mu_kc = M_kc / n_kc:
+                                           Sigma = sum_c sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)' / sum_c (K_c - 1)
+ "classifier = ridge"         n, M, S      `one_hot_ridge`: W = (S / N + s / (1 - s) tr(S / N) / D I)^-1 M' / N,  b = 0;
+                                           scores have the federation's shares in them: softmax(phi(x)' W) over the
+                                           client's own classes, or over all
+ of texts                     n, M         `naive_bayes`: phi says which words occur;  W_vc = log p(v | c), with
+                                           s / (1 - s) more of each word,  b = 0
+numbers y                     n, M, S      `ridge`, of (phi(x), y) as one class:  b = mean y - mu' W,
+                                           W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y);  y is in each
+                                           client's own unit
+
+Views:    with training.augmentation phi(x) and phi(x) phi(x)' of a row are means over its views: the image and four
+          shifts of it, each mirrored, too. n_k counts rows; a row still changes a sum by its norm at most.
+Upload:   n_k, M_k / N_k, S_k / N_k, which do not grow with the rows. The server multiplies by N_k again, and leaves out
+          sums that no rows can have; they are not sent again.
+Private:  with `unit_features` rows of phi have norm 1; n_k, M_k and S_k go up as they are and, with [privacy], with
+          Gaussian noise added once by the client. The server solves for the nearest sums that rows can have.
+Sums of rows are made in `building_blocks.sums_of_rows`; prediction, t, and the model on its way to clients are
+`building_blocks.solved_model`.
 No network is trained or sent. But for class means alone, any grouping of the rows gives the same W.
 
 Shapes: D features, C classes, N rows; ' transposes; a number in float64 counts as two.
@@ -47,9 +55,8 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from polyfed.core import inference
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, State, get_group, get_tensor, members
+from polyfed.core.message import Group, Message, State, get_group, members
 from polyfed.core.method import Context, Exchange, Exposed, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.randomness import generator
@@ -58,10 +65,9 @@ from polyfed.core.settings import Privacy
 from polyfed.core.upload_forms import Entry
 from polyfed.errors import ConfigError
 from polyfed.functional import class_statistics, closed_forms, noisy_sums
-from polyfed.functional.calibration import USUAL, fit_temperature
 from polyfed.functional.device_copies import in_float64
 from polyfed.functional.feature_maps.feature_map import FeatureMap, draw_map
-from polyfed.methods.building_blocks import network_map, sums_of_rows
+from polyfed.methods.building_blocks import network_map, solved_model, sums_of_rows
 from polyfed.methods.building_blocks.network_map import NetworkMap
 from polyfed.methods.building_blocks.sums_of_rows import times
 from polyfed.validation.effect import ActsWith
@@ -102,39 +108,15 @@ class ClosedForm(Method):
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return (Exchange(trains=False),)
 
-    def init_server(self, server: Server) -> None:
-        if self.map == "photographs":
-            sums_of_rows.check_images(server, self.name)
-        if self.uses_photographs:
-            sums_of_rows.check_photographs(server, self.name, self.features)
-        if not self.views and server.training.augmentation == "none":
-            raise ConfigError(
-                f"{self.name}: views = false does nothing without training.augmentation; leave it at true"
-            )
-        if self.temperature is not None and not server.classes:
-            raise ConfigError(f"{self.name}: temperature does nothing where numbers are predicted")
-        has_floats = server.prepare(server.input_example).is_floating_point()
-        if self.classifier == "ridge" and not (server.classes and (has_floats or self.auxiliary_model is not None)):
-            raise ConfigError(f"{self.name}: classifier = 'ridge' does nothing for numbers to predict and ids of words")
-        if has_floats:
-            return
-        if self.unit_features:
-            raise ConfigError(f"{self.name}: expected inputs of floats with unit_features, got ids of words")
-        if self.second_moments == "clients" and self.auxiliary_model is None:
-            raise ConfigError(
-                f"{self.name}: second_moments = 'clients' does nothing for ids of words, of which no S is sent; leave "
-                "it at 'rows'"
-            )
-
     # client: sums of features, once --------------------------------------------------------------------------
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        holds = get_tensor(client.state, "solved") if "solved" in client.state else torch.tensor(0)
+        version = solved_model.own_version(client)
         if client.state.get("heard"):
-            return {"holds": holds}
+            return {"version": version}
         phi = self._phi_of(client)
         has_products = not self.sends_means and (not client.classes or "words" not in phi.tensors)
         sums = sums_of_rows.sum_rows(client, phi, self.views, has_products)  # n_k, M_k, S_k
-        made: Message = {"holds": holds, "sums": self._as_sent(client, sums)}
+        made: Message = {"version": version, "sums": self._as_sent(client, sums)}
         return {**made, "network": phi.tensors["digest"]} if isinstance(phi, NetworkMap) else made
 
     @property
@@ -182,20 +164,97 @@ class ClosedForm(Method):
         return privacy.noise_multiplier if self.bounds_rows else 0.0
 
     # server: the sums of all, and the model that they give ---------------------------------------------------
-    # Solutions are numbered: "solved" is the number of the latest, 0 before the first. A client sends the number of the
-    # one it "holds", and its sums until it was "heard"; "held" has the numbers last sent by those who were heard.
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        held = members(server.state, "held")
-        new = [i for i, message in uploads.items() if "sums" in message and str(i) not in held]
-        possible = [i for i in new if self._add(server, i, uploads[i])]
-        told = {i: get_tensor(message, "holds") for i, message in uploads.items() if "holds" in message}
-        if told:
-            server.state["held"] = {**held, **{str(i): holds for i, holds in told.items()}}  # sums come but once
+        new = [i for i, message in uploads.items() if "sums" in message and not solved_model.is_heard(server, i)]
+        possible = [i for i in new if self._add_upload(server, i, uploads[i])]
+        solved_model.note_versions(server, uploads)  # sums come but once
         if len(possible) < len(new):
             server.log["sums_left_out"] = len(new) - len(possible)
         if possible:
-            server.state["solution"] = self._solve(get_group(server.state, "sums"), server.classes)
-            server.state["solved"] = _next(server.state)
+            solved_model.renew(server, self._solve(get_group(server.state, "sums"), server.classes))
+
+    def _add_upload(self, server: Server, client_id: int, message: Message) -> bool:
+        if self.auxiliary_model is not None and not network_map.is_ours(server, client_id, message):
+            return False
+        sent = get_group(message, "sums")
+        sums = sent if self.unit_features else times(sent, server.clients[client_id].num_samples)
+        return self._add(server, sums, [client_id])
+
+    def _add(self, server: Server, sums: Group, senders: Collection[int]) -> bool:
+        """Add sums of these clients to those of the others, if their rows can have them; whether they can."""
+        rows = sum(server.clients[i].num_samples for i in senders)
+        noise = self._noise(server.privacy) * math.sqrt(len(senders))
+        if self.unit_features and not noisy_sums.are_within(sums, rows, noise):
+            return False
+        if self.sends_means:
+            sums = class_statistics.from_class_means(sums)
+        if not noise and not class_statistics.are_possible(sums, rows):
+            return False
+        sums_of_rows.collect(server, min(senders), sums, self.keep_sums)
+        return True
+
+    def _solve(self, sums: Group, classes: int) -> dict[str, Tensor]:
+        """W (D, C), b (C,) and, of classes, their shares n / N (C,), by the table above."""
+        if self.unit_features and not self.sends_means:
+            sums = noisy_sums.nearest_possible(sums)
+        if not classes:
+            weight, bias = closed_forms.ridge(sums, self.shrinkage)
+            return {"weight": weight, "bias": bias}
+        if self.classifier == "ridge":
+            weight, bias = closed_forms.one_hot_ridge(sums, self.shrinkage)
+        elif "products" in sums:
+            weight, bias = closed_forms.discriminant(sums, self.shrinkage)
+        else:
+            weight, bias = closed_forms.naive_bayes(sums, self.shrinkage)
+        return {"weight": weight, "bias": bias, "shares": solved_model.class_shares(sums["counts"])}
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return solved_model.broadcast(server, client_id)
+
+    # client: the model ----------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        self._phi_of(client)
+        solved_model.receive(client, message)
+        if "solution" in message:
+            solved_model.keep(client, get_group(message, "solution"))
+            if client.classes:
+                shares = solved_model.shares_of(client.state, "own", torch.device("cpu"))
+                self._choose_temperature(
+                    client, "temperature", lambda x: self._scores(client.model, x, client.state), *shares
+                )
+        return {}
+
+    def _choose_temperature(
+        self, client: Client, name: str, scores: Callable[[Tensor], Tensor], *shares: Tensor
+    ) -> None:
+        if self.temperature is None:
+            solved_model.choose_temperature(client, name, scores, *shares)
+
+    def _temperature(self, context: Context, name: str = "temperature") -> float:
+        return solved_model.temperature(context, name) if self.temperature is None else self.temperature
+
+    def _scores(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """phi(x)' W + b (N, C): scores without class shares, or numbers (N, 1); float64."""
+        phi_ND = in_float64(self._phi(model, context["map"])(x))
+        return solved_model.linear_scores(context["solution"], phi_ND)
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """Log probabilities, or numbers; before anybody has sent anything what the network gives."""
+        if "solution" not in context:
+            scores: Tensor = model(x)
+            return scores
+        scores_NC = self._scores(model, x, context)
+        if "shares" not in context["solution"]:  # numbers
+            return scores_NC
+        shares_C, prior_C = solved_model.shares_of(context, self.prior, scores_NC.device)
+        if self.classifier == "ridge":  # which classes count, as scores have shares in them
+            return closed_forms.log_posterior(scores_NC, shares_C, (prior_C > 0).to(prior_C))
+        return closed_forms.log_posterior(self._temperature(context) * scores_NC, shares_C, prior_C)
+
+    @property
+    def alternative_predictors(self) -> Mapping[str, Method]:
+        other: Literal["own", "federation"] = "own" if self.prior == "federation" else "federation"
+        return {other: replace(self, prior=other)}
 
     # the same, where the server sees sums alone: of n_k, M_k and S_k -----------------------------------------
     def check_addends(self, server: Server) -> None:
@@ -207,7 +266,7 @@ class ClosedForm(Method):
                 raise ConfigError(f"secure_sums: expected {setting}, got another one")
 
     def sends_addends(self, server: Server, client_id: int) -> bool:
-        return str(client_id) not in members(server.state, "held")
+        return not solved_model.is_heard(server, client_id)
 
     def addends(self, client: Client, upload: Message) -> tuple[Group, Message]:
         others = {name: value for name, value in upload.items() if name != "sums"}
@@ -218,131 +277,15 @@ class ClosedForm(Method):
     def aggregate_sum(
         self, server: Server, total: Group, summed: Collection[int], others: Mapping[int, Message]
     ) -> None:
-        held = members(server.state, "held")
         ours = self.auxiliary_model is None or all(network_map.is_ours(server, i, others[i]) for i in summed)
-        is_new = bool(summed) and ours and self._add_total(server, total, summed)
-        heard = held.keys() | {str(i) for i in summed if is_new}
-        told = {str(i): get_tensor(message, "holds") for i, message in others.items() if str(i) in heard}
-        if told:
-            server.state["held"] = {**held, **told}
-        if summed and not is_new:
-            server.log["sums_left_out"] = len(summed)
+        sums = total if self.unit_features or not summed else {**total, "counts": total["counts"].round().long()}
+        is_new = bool(summed) and ours and self._add(server, sums, summed)
+        heard = [i for i in others if solved_model.is_heard(server, i) or (is_new and i in summed)]
+        solved_model.note_versions(server, {i: others[i] for i in heard})
         if is_new:
-            server.state["solution"] = self._solve(get_group(server.state, "sums"), server.classes)
-            server.state["solved"] = _next(server.state)
-
-    def _add_total(self, server: Server, total: Group, summed: Collection[int]) -> bool:
-        """Add the sums of several clients to those of the others, if any rows can have them; whether they can."""
-        rows = sum(server.clients[i].num_samples for i in summed)
-        noise = self._noise(server.privacy) * math.sqrt(len(summed))
-        sums = total if self.unit_features else {**total, "counts": total["counts"].round().long()}
-        if self.unit_features and not noisy_sums.are_within(sums, rows, noise):
-            return False
-        if not noise and not class_statistics.are_possible(sums, rows):
-            return False
-        sums_of_rows.collect(server, min(summed), sums, keep=False)
-        return True
-
-    def _add(self, server: Server, client_id: int, message: Message) -> bool:
-        """Add a client's sums to those of the others, if any rows can have them; whether they can."""
-        if self.auxiliary_model is not None and not network_map.is_ours(server, client_id, message):
-            return False
-        sent = get_group(message, "sums")
-        rows = server.clients[client_id].num_samples
-        sums = sent if self.unit_features else times(sent, rows)
-        noise = self._noise(server.privacy)
-        if self.unit_features and not noisy_sums.are_within(sums, rows, noise):
-            return False
-        if self.sends_means:
-            sums = class_statistics.from_class_means(sums)
-        if not noise and not class_statistics.are_possible(sums, rows):
-            return False
-        sums_of_rows.collect(server, client_id, sums, self.keep_sums)
-        return True
-
-    def _solve(self, sums: Group, classes: int) -> dict[str, Tensor]:
-        """W (D, C), b (C,) and, of classes, their shares n / N (C,)."""
-        if self.unit_features and not self.sends_means:
-            sums = noisy_sums.nearest_possible(sums)
-        if not classes:
-            weight, bias = closed_forms.ridge(sums, self.shrinkage)
-            return {"weight": weight, "bias": bias}
-        solve = closed_forms.discriminant if "products" in sums else closed_forms.naive_bayes
-        if self.classifier == "ridge":
-            solve = closed_forms.one_hot_ridge
-        weight, bias = solve(sums, self.shrinkage)
-        return {"weight": weight, "bias": bias, "shares": _shares(sums["counts"])}
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        held = members(server.state, "held").get(str(client_id))
-        heard = torch.ones((), dtype=torch.uint8)
-        message: State = {} if held is None else {"heard": heard}
-        if "solved" not in server.state:
-            return message
-        solved = get_tensor(server.state, "solved")
-        if held is None or int(held) != int(solved):
-            message["solved"] = solved
-            if "solution" in server.state:
-                message["solution"] = dict(get_group(server.state, "solution"))
-        return message
-
-    # client: the model ----------------------------------------------------------------------------------------
-    def receive(self, client: Client, message: Message) -> Context:
-        self._phi_of(client)
-        if "solved" in message:
-            client.state["solved"] = get_tensor(message, "solved").clone()
-            client.state.pop("solution", None)  # where all who had sent something have been forgotten, none follows
-        if "solution" in message:
-            solution = get_group(message, "solution")
-            client.state["solution"] = {name: tensor.clone() for name, tensor in solution.items()}
-            if client.classes:
-                client.state["own shares"] = _shares(client.data.train.y.bincount(minlength=client.classes))
-                shares = (get_tensor(solution, "shares"), get_tensor(client.state, "own shares"))
-                self._choose_temperature(
-                    client, "temperature", lambda x: self._scores(client.model, x, client.state), *shares
-                )
-        client.state["heard"] = torch.tensor("heard" in message)
-        return {}
-
-    def _choose_temperature(
-        self, client: Client, name: str, scores: Callable[[Tensor], Tensor], *shares: Tensor
-    ) -> None:
-        """A temperature for scores (N, C), to which the shares are added, by the client's validation rows, if any."""
-        rows = client.data.validation
-        if self.temperature is not None or not len(rows):
-            return
-        scores_NC = inference.map_batches(scores, client.model, rows, client.prepare).cpu()
-        chosen = fit_temperature(scores_NC, rows.y, *shares)
-        client.state[name] = torch.tensor(chosen, dtype=torch.float64)
-
-    def _temperature(self, context: Context, name: str) -> float:
-        return float(context.get(name, USUAL)) if self.temperature is None else self.temperature
-
-    def _scores(self, model: Any, x: Tensor, context: Context) -> Tensor:
-        """Scores (N, C) without class shares, or numbers (N, 1); float64."""
-        solution: Group = context["solution"]
-        phi_ND = in_float64(self._phi(model, context["map"])(x))
-        return phi_ND @ solution["weight"].to(phi_ND) + solution["bias"].to(phi_ND)
-
-    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
-        """Log probabilities, or numbers; before anybody has sent anything what the network gives."""
-        if "solution" not in context:
-            scores: Tensor = model(x)
-            return scores
-        scores_NC = self._scores(model, x, context)
-        if "shares" not in context["solution"]:
-            return scores_NC
-        shares_C = context["solution"]["shares"].to(scores_NC.device)
-        prior_C = shares_C if self.prior == "federation" else context["own shares"].to(scores_NC.device)
-        if self.classifier == "ridge":  # which classes count, as scores have shares in them
-            return closed_forms.log_posterior(scores_NC, shares_C, (prior_C > 0).to(prior_C))
-        temperature = self._temperature(context, "temperature")
-        return closed_forms.log_posterior(temperature * scores_NC, shares_C, prior_C)
-
-    @property
-    def alternative_predictors(self) -> Mapping[str, Method]:
-        other: Literal["own", "federation"] = "own" if self.prior == "federation" else "federation"
-        return {other: replace(self, prior=other)}
+            solved_model.renew(server, self._solve(get_group(server.state, "sums"), server.classes))
+        elif summed:
+            server.log["sums_left_out"] = len(summed)
 
     # a client can be forgotten --------------------------------------------------------------------------------
     def remembered(self, state: State) -> Collection[int]:
@@ -353,10 +296,10 @@ class ClosedForm(Method):
     def forget(self, state: State, client_id: int) -> State:
         """Add up the others' sums anew and solve again.
 
-        The client is among those whose sums are held, so that it does not send them again, and none are taken from it.
+        The client is among those who are heard, so that it does not send them again, and none are taken from it.
         """
-        held = members(state, "held")
-        if client_id not in sums_of_rows.kept_clients(state) and str(client_id) in held:
+        versions = members(state, "versions")
+        if client_id not in sums_of_rows.kept_clients(state) and str(client_id) in versions:
             return state
         left = sums_of_rows.without_client(state, client_id)
         if "solution" in left:
@@ -364,7 +307,8 @@ class ClosedForm(Method):
             del left["solution"]
             if "sums" in left:
                 left["solution"] = self._solve(get_group(left, "sums"), classes)
-        return {**left, "held": {str(client_id): torch.tensor(0), **held}, "solved": _next(state)}
+        versions = {str(client_id): torch.tensor(0), **versions}
+        return {**left, "versions": versions, "version": solved_model.next_version(state)}
 
     def forget_upload(self, message: Message) -> Message:
         return {name: value for name, value in message.items() if name != "sums"} if "sums" in message else message
@@ -375,6 +319,31 @@ class ClosedForm(Method):
         left = {name: value for name, value in state.items() if name not in ("solution", "temperature")}
         return left | {"solution": dict(get_group(server, "solution"))} if "solution" in server else left
 
+    # settings without effect ----------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        if self.map == "photographs":
+            sums_of_rows.check_images(server, self.name)
+        if self.uses_photographs:
+            sums_of_rows.check_photographs(server, self.name, self.features)
+        if not self.views and server.training.augmentation == "none":
+            raise ConfigError(
+                f"{self.name}: views = false does nothing without training.augmentation; leave it at true"
+            )
+        if self.temperature is not None and not server.classes:
+            raise ConfigError(f"{self.name}: temperature does nothing where numbers are predicted")
+        has_floats = server.prepare(server.input_example).is_floating_point()
+        if self.classifier == "ridge" and not (server.classes and (has_floats or self.auxiliary_model is not None)):
+            raise ConfigError(f"{self.name}: classifier = 'ridge' does nothing for numbers to predict and ids of words")
+        if has_floats:
+            return
+        if self.unit_features:
+            raise ConfigError(f"{self.name}: expected inputs of floats with unit_features, got ids of words")
+        if self.second_moments == "clients" and self.auxiliary_model is None:
+            raise ConfigError(
+                f"{self.name}: second_moments = 'clients' does nothing for ids of words, of which no S is sent; leave "
+                "it at 'rows'"
+            )
+
     # declared -------------------------------------------------------------------------------------------------
     name = "closed-form"
     evaluation_stage = "received"
@@ -383,7 +352,7 @@ class ClosedForm(Method):
     supports_dp_sgd = False
     upload_form = {
         "sums": sums_of_rows.form,
-        "holds": Entry(types=(torch.int64,), least=0),
+        "version": Entry(types=(torch.int64,), least=0),
         "network": network_map.DIGEST,
     }
 
@@ -412,13 +381,3 @@ class ClosedForm(Method):
     def _sums_in(self, upload: Message) -> Group:
         sums = get_group(upload, "sums")
         return sums if self.unit_features else times(sums, int(sums["counts"].sum()))
-
-
-def _next(state: State) -> Tensor:
-    """The number of the next solution; that of the first is 1, and 0 is none."""
-    return get_tensor(state, "solved") + 1 if "solved" in state else torch.tensor(1)
-
-
-def _shares(counts: Tensor) -> Tensor:
-    """Shares n / N, so that a model that is passed on tells no number of rows; 0 without rows."""
-    return counts.double() / counts.sum().clamp(min=1)

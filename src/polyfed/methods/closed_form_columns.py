@@ -1,17 +1,16 @@
 """ClosedFormColumns: one linear model for clients whose tables have different columns, from sums over who has a pair
 (after Friedman, JASA 1989, on moments by pairwise deletion, Little and Rubin 2002).
 
-Of a federation's columns (a recipe's [data.features]) each client has some. phi stands by column
-(`functional.column_moments`): of a number z and max(z - t, 0) at four t, of a category a 0/1 number each. f is a
-feature of column i, g of column j.
+Of a federation's columns (a recipe's [data.features]) each client has some. phi stands by column: of a number z and
+max(z - t, 0) at four t, of a category a 0/1 number each. The equations of the sums N_c, A_c and P, of mu and of Sigma
+are those of `functional.column_moments`.
 
 round 1, "scale"  everybody who is there: of each of its columns the number of values, their sum, that of their squares
                   server: mean and deviation of each column over whoever has it; z = (value - mean) / deviation.  A
-                  column of which nobody was there keeps mean 0 and deviation 1
-then, once        client k: N_c[i, j], A_c[f, j] and P[f, g] over its rows that have both columns
-                  server: adds them up;  mu_c[f] = A_c[f, i] / N_c[i, i],
-                  Sigma[f, g] = (P[f, g] - sum_c A_c[f, j] A_c[g, i] / N_c[i, j]) / sum_c N_c[i, j]
-for client k      mu and Sigma of the columns that k has, Sigma without negative eigenvalues,
+                  column of which nobody was there keeps mean 0 and deviation 1          `own_columns.scale_of`
+then, once        client k: N_c, A_c and P of its rows, with what each row has           `column_moments.sum_rows`
+                  server: adds them up                                                   `aggregate`
+for client k      mu and Sigma of the columns that k has                                 `column_moments.marginal`
                   A = (1 - s) Sigma + s tr(Sigma) / D I,  W = A^-1 mu',  b_c = - mu_c' W_c / 2
 prediction:       softmax(t (phi(x)' W + b) + log pi),  pi: the client's own class shares; t: as in closed-form
 Missing values:   a row counts in the sums of what it has; in a prediction its feature is the mean over all rows.
@@ -54,9 +53,8 @@ from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Members, UploadContext
 from polyfed.errors import ConfigError
 from polyfed.functional import closed_forms, column_moments
-from polyfed.functional.calibration import USUAL, fit_temperature
 from polyfed.functional.class_statistics import add
-from polyfed.methods.building_blocks import own_columns
+from polyfed.methods.building_blocks import own_columns, solved_model
 
 _EXACT = (torch.float64,)
 _COUNT = (torch.int64,)
@@ -76,22 +74,20 @@ class ClosedFormColumns(Method):
         if not server.prepare(server.input_example).is_floating_point():
             raise ConfigError(f"{self.name}: expected inputs of numbers, got ids of words")
 
-    # client ---------------------------------------------------------------------------------------------------------
+    # client: the scale of columns, then sums of rows, once ------------------------------------------------------------
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        columns = own_columns.columns_of(client)
+        own = own_columns.columns_of(client)
         if client.exchange == "scale":
-            return {"scale": own_columns.sum_values(client, columns)}
+            return {"scale": own_columns.sum_values(client, own)}
         if client.state.get("heard"):
             return {}
-        phi_ND, has_NJ = self._rows(client)
         made = get_group(client.state, "map")
-        train = client.data.train
-        sums = column_moments.sum_rows(phi_ND, has_NJ, made["column"], train.y, client.classes)
-        return {"sums": own_columns.at_their_places(sums, columns, client.classes)}
+        phi_ND, has_NJ = self._rows(client, made)
+        sums = column_moments.sum_rows(phi_ND, has_NJ, made["column"], client.data.train.y, client.classes)
+        return {"sums": own_columns.at_their_places(sums, own, client.classes)}
 
-    def _rows(self, client: Client) -> tuple[Tensor, Tensor]:
+    def _rows(self, client: Client, made: Group) -> tuple[Tensor, Tensor]:
         """The training rows' features (N, D_k), and whether they have a value in each column (N, J_k)."""
-        made = get_group(client.state, "map")
 
         def both(x: Tensor) -> Tensor:
             phi_ND, has_NJ = own_columns.features_of_inputs(made, x)
@@ -101,40 +97,7 @@ class ClosedFormColumns(Method):
         width = len(made["column"])
         return rows[:, :width], rows[:, width:].bool()
 
-    def receive(self, client: Client, message: Message) -> Context:
-        if "scale" in message:
-            client.state["map"] = own_columns.make_map(client, get_group(message, "scale"))
-        if "solution" in message:
-            client.state["solution"] = {name: t.clone() for name, t in get_group(message, "solution").items()}
-            if client.classes:
-                self._weigh_classes(client)
-        client.state["heard"] = torch.tensor("heard" in message)
-        return {}
-
-    def _weigh_classes(self, client: Client) -> None:
-        """The client's class shares, and the temperature that its validation rows choose, if it has any."""
-        counts = client.data.train.y.bincount(minlength=client.classes).double()
-        client.state["own shares"] = own_C = counts / counts.sum()
-        rows = client.data.validation
-        if len(rows):
-            known = get_tensor(get_group(client.state, "solution"), "shares")
-            scores = inference.map_batches(lambda x: _scores(x, client.state), client.model, rows, client.prepare).cpu()
-            chosen = fit_temperature(scores, rows.y, known, own_C)
-            client.state["temperature"] = torch.tensor(chosen, dtype=torch.float64)
-
-    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
-        """Log probabilities, or numbers; before anybody has sent anything what the network gives."""
-        if "solution" not in context:
-            scores: Tensor = model(x)
-            return scores
-        scores_NC = _scores(x, context)
-        if "shares" not in context["solution"]:
-            return scores_NC
-        known_C = context["solution"]["shares"].to(scores_NC.device)
-        prior_C = context["own shares"].to(scores_NC.device)
-        return closed_forms.log_posterior(float(context.get("temperature", USUAL)) * scores_NC, known_C, prior_C)
-
-    # server -----------------------------------------------------------------------------------------------------------
+    # server: the sums of all, and the model of each client's columns --------------------------------------------------
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if server.exchange == "scale":
             sent = [get_group(message, "scale") for message in uploads.values()]
@@ -156,9 +119,9 @@ class ClosedFormColumns(Method):
         self._record(server)
 
     def _are_possible(self, server: Server, client_id: int, sums: Group) -> bool:
-        columns = torch.tensor(own_columns.places(server, client_id))
+        places = torch.tensor(own_columns.places(server, client_id))
         return column_moments.are_possible(
-            sums, server.clients[client_id].num_samples, columns, own_columns.of_features(server)
+            sums, server.clients[client_id].num_samples, places, own_columns.of_features(server)
         )
 
     def _record(self, server: Server) -> None:
@@ -168,36 +131,10 @@ class ClosedFormColumns(Method):
         server.log["repaired"] = max(float(self._gaussian(server, i)["repaired"]) for i in sets.values())
 
     def _gaussian(self, server: Server, client_id: int) -> dict[str, Tensor]:
-        columns = torch.tensor(own_columns.places(server, client_id))
-        return column_moments.marginal(get_group(server.state, "sums"), own_columns.of_features(server), columns)
+        """Mu and Sigma of the client's columns."""
+        places = torch.tensor(own_columns.places(server, client_id))
+        return column_moments.marginal(get_group(server.state, "sums"), own_columns.of_features(server), places)
 
-    # the same, where the server sees totals alone ---------------------------------------------------------------------
-    def sends_addends(self, server: Server, client_id: int) -> bool:
-        return server.exchange == "scale" or client_id not in _heard(server)
-
-    def addends(self, client: Client, upload: Message) -> tuple[Group, Message]:
-        if "scale" in upload:
-            return own_columns.shrink(client, get_group(upload, "scale")), {}
-        return {name: tensor.double() for name, tensor in get_group(upload, "sums").items()}, {}
-
-    def aggregate_sum(
-        self, server: Server, total: Group, summed: Collection[int], others: Mapping[int, Message]
-    ) -> None:
-        if server.exchange == "scale":
-            sent = [own_columns.grow(total)] if summed else []
-            server.state["scale"] = own_columns.scale_of(sent, len(own_columns.widths_of(server)))
-            return
-        if not summed:
-            return
-        sums = {**total, "pairs": total["pairs"].round().long()}
-        rows = sum(server.clients[i].num_samples for i in summed)
-        columns = sorted({place for i in summed for place in own_columns.places(server, i)})
-        if not column_moments.are_possible(sums, rows, torch.tensor(columns), own_columns.of_features(server)):
-            server.log["sums_left_out"] = len(summed)
-            return
-        self._add(server, [sums], summed)
-
-    # ------------------------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:
         message: State = {}
         if "scale" in server.state:
@@ -219,7 +156,56 @@ class ClosedFormColumns(Method):
             weight, bias = column_moments.ridge(gaussian, self.shrinkage)
             return {"weight": weight, "bias": bias, "fill": fill_D[:-1]}
         weight, bias = column_moments.discriminant(gaussian, self.shrinkage)
-        return {"weight": weight, "bias": bias, "fill": fill_D, "shares": rows_C / rows_C.sum().clamp(min=1)}
+        return {"weight": weight, "bias": bias, "fill": fill_D, "shares": solved_model.class_shares(rows_C)}
+
+    # client: the model ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        if "scale" in message:
+            client.state["map"] = own_columns.make_map(client, get_group(message, "scale"))
+        if "solution" in message:
+            solved_model.keep(client, get_group(message, "solution"))
+            if client.classes:
+                shares = solved_model.shares_of(client.state, "own", torch.device("cpu"))
+                solved_model.choose_temperature(client, "temperature", lambda x: _scores(x, client.state), *shares)
+        client.state["heard"] = torch.tensor("heard" in message)
+        return {}
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """Log probabilities, or numbers; before anybody has sent anything what the network gives."""
+        if "solution" not in context:
+            scores: Tensor = model(x)
+            return scores
+        scores_NC = _scores(x, context)
+        if "shares" not in context["solution"]:  # numbers
+            return scores_NC
+        shares = solved_model.shares_of(context, "own", scores_NC.device)
+        return closed_forms.log_posterior(solved_model.temperature(context) * scores_NC, *shares)
+
+    # the same, where the server sees totals alone ---------------------------------------------------------------------
+    def sends_addends(self, server: Server, client_id: int) -> bool:
+        return server.exchange == "scale" or client_id not in _heard(server)
+
+    def addends(self, client: Client, upload: Message) -> tuple[Group, Message]:
+        if "scale" in upload:
+            return own_columns.shrink(client, get_group(upload, "scale")), {}
+        return {name: tensor.double() for name, tensor in get_group(upload, "sums").items()}, {}
+
+    def aggregate_sum(
+        self, server: Server, total: Group, summed: Collection[int], others: Mapping[int, Message]
+    ) -> None:
+        if server.exchange == "scale":
+            sent = [own_columns.grow(total)] if summed else []
+            server.state["scale"] = own_columns.scale_of(sent, len(own_columns.widths_of(server)))
+            return
+        if not summed:
+            return
+        sums = {**total, "pairs": total["pairs"].round().long()}
+        rows = sum(server.clients[i].num_samples for i in summed)
+        places = sorted({place for i in summed for place in own_columns.places(server, i)})
+        if not column_moments.are_possible(sums, rows, torch.tensor(places), own_columns.of_features(server)):
+            server.log["sums_left_out"] = len(summed)
+            return
+        self._add(server, [sums], summed)
 
     def remembered(self, state: State) -> Collection[int]:
         raise ConfigError(
@@ -274,5 +260,4 @@ def _scores(x: Tensor, context: Context) -> Tensor:
     solution: Group = context["solution"]
     phi_ND, has_NJ = own_columns.features_of_inputs(context["map"], x)
     has_ND = has_NJ[:, context["map"]["column"].to(x.device)]
-    phi_ND = torch.where(has_ND, phi_ND, solution["fill"].to(phi_ND))
-    return phi_ND @ solution["weight"].to(phi_ND) + solution["bias"].to(phi_ND)
+    return solved_model.linear_scores(solution, torch.where(has_ND, phi_ND, solution["fill"].to(phi_ND)))

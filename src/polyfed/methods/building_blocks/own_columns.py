@@ -62,18 +62,18 @@ def _columns_of_features(widths: Sequence[int], classes: int) -> Tensor:
     return column_D if classes else torch.cat([column_D, torch.tensor([len(widths)])])
 
 
-def at_their_places(sums: Group, columns: OwnColumns, classes: int) -> dict[str, Tensor]:
+def at_their_places(sums: Group, own: OwnColumns, classes: int) -> dict[str, Tensor]:
     """A client's sums among those of all columns and features of the federation."""
-    column_D = _columns_of_features(columns.widths, classes)
-    own = torch.tensor([*columns.places] if classes else [*columns.places, len(columns.widths)])
-    features = torch.isin(column_D, own).nonzero().flatten()
-    return column_moments.spread(sums, own, features, len(columns.widths) + (not classes), len(column_D))
+    column_D = _columns_of_features(own.widths, classes)
+    places = torch.tensor([*own.places] if classes else [*own.places, len(own.widths)])
+    features = torch.isin(column_D, places).nonzero().flatten()
+    return column_moments.spread(sums, places, features, len(own.widths) + (not classes), len(column_D))
 
 
-def _flags(columns: OwnColumns) -> Tensor:
+def _flags(own: OwnColumns) -> Tensor:
     """Per column, which feature says that a value is missing; or one of the two above."""
-    flags = dict(columns.table.flags)
-    usual = [_CATEGORY if columns.widths[place] else _ALWAYS for place in columns.places]
+    flags = dict(own.table.flags)
+    usual = [_CATEGORY if own.widths[place] else _ALWAYS for place in own.places]
     return torch.tensor([flags.get(place, other) for place, other in enumerate(usual)])
 
 
@@ -84,22 +84,22 @@ def _has(x: Tensor, flag_J: Tensor) -> Tensor:
     return has | (flag_J == _ALWAYS)
 
 
-def sum_values(client: Client, columns: OwnColumns) -> dict[str, Tensor]:
+def sum_values(client: Client, own: OwnColumns) -> dict[str, Tensor]:
     """Of each column (J,) the number of the client's values in its training rows, their sum, that of their squares.
 
     Values are in the federation's units.
     """
     x = client.prepare(client.data.train.x).flatten(1).double()
-    mean, std = (torch.tensor(numbers[: len(columns.places)]).double() for numbers in (columns.mean, columns.std))
-    values = x[:, : len(columns.places)] * std + mean
-    has = _has(x, _flags(columns))
+    mean, std = (torch.tensor(numbers[: len(own.places)]).double() for numbers in (own.mean, own.std))
+    values = x[:, : len(own.places)] * std + mean
+    has = _has(x, _flags(own))
     present = torch.where(has, values, 0.0)
-    own = torch.tensor(columns.places)
-    count = len(columns.widths)
+    places = torch.tensor(own.places)
+    count = len(own.widths)
     return {
-        "values": torch.zeros(count, dtype=torch.int64).index_copy(0, own, has.sum(dim=0)),
-        "sums": torch.zeros(count, dtype=torch.float64).index_copy(0, own, present.sum(dim=0)),
-        "squares": torch.zeros(count, dtype=torch.float64).index_copy(0, own, present.square().sum(dim=0)),
+        "values": torch.zeros(count, dtype=torch.int64).index_copy(0, places, has.sum(dim=0)),
+        "sums": torch.zeros(count, dtype=torch.float64).index_copy(0, places, present.sum(dim=0)),
+        "squares": torch.zeros(count, dtype=torch.float64).index_copy(0, places, present.square().sum(dim=0)),
     }
 
 
@@ -119,9 +119,9 @@ def shrink(client: Client, sums: Group) -> dict[str, Tensor]:
     Raises:
         ValueError: values of a column are too large for it, or differ by too little.
     """
-    columns = columns_of(client)
-    for place, name in zip(columns.places, columns.names or map(str, columns.places), strict=False):
-        if columns.widths[place]:
+    own = columns_of(client)
+    for place, name in zip(own.places, own.names or map(str, own.places), strict=False):
+        if own.widths[place]:
             continue
         count, total, square = (float(sums[key][place]) for key in ("values", "sums", "squares"))
         root = (square / max(count, 1)) ** 0.5
@@ -141,14 +141,14 @@ def grow(total: Group) -> dict[str, Tensor]:
 
 def make_map(client: Client, scale: Group) -> dict[str, Tensor]:
     """What makes features of the client's prepared rows: those are standardized by its own means, z by everybody's."""
-    columns = columns_of(client)
-    count = len(columns.places)
-    made = column_moments.make_features([columns.widths[place] for place in columns.places])
-    mean, std = (torch.tensor(numbers[:count], dtype=torch.float64) for numbers in (columns.mean, columns.std))
-    is_number = torch.tensor([columns.widths[place] == 0 for place in columns.places])
+    own = columns_of(client)
+    count = len(own.places)
+    made = column_moments.make_features([own.widths[place] for place in own.places])
+    mean, std = (torch.tensor(numbers[:count], dtype=torch.float64) for numbers in (own.mean, own.std))
+    is_number = torch.tensor([own.widths[place] == 0 for place in own.places])
     factor = torch.where(is_number, std / scale["std"], 1.0)
     added = torch.where(is_number, (mean - scale["mean"]) / scale["std"], 0.0)
-    return {**made, "factor": factor, "added": added, "flag": _flags(columns)}
+    return {**made, "factor": factor, "added": added, "flag": _flags(own)}
 
 
 def features_of_inputs(made: Group, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,120 @@
+"""A linear model that the server has solved: how clients predict by it, and how they get it.
+
+In a client's state: "solution", W (D, C) and b (C,) as "weight" and "bias", of classes also the federation's shares as
+"shares" (C,); "own shares" (C,), the client's; "temperature", t, where its validation rows have chosen one.
+
+Shapes: N rows, D features, C classes; where numbers are predicted C is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polyfed.core import inference
+from polyfed.core.client import Client
+from polyfed.core.message import Group, Message, State, get_group, get_tensor, members
+from polyfed.core.method import Context
+from polyfed.core.server import Server
+from polyfed.functional.calibration import USUAL, fit_temperature
+
+
+def class_shares(counts_C: Tensor) -> Tensor:
+    """Shares n / N, so that a model that is passed on tells no number of rows; 0 without rows."""
+    return counts_C.double() / counts_C.sum().clamp(min=1)
+
+
+def keep(client: Client, solution: Group) -> None:
+    """Keep a solution and, of classes, the shares of the client's own rows."""
+    client.state["solution"] = {name: tensor.clone() for name, tensor in solution.items()}
+    if client.classes:
+        client.state["own shares"] = class_shares(client.data.train.y.bincount(minlength=client.classes))
+
+
+def choose_temperature(
+    client: Client, name: str, scores: Callable[[Tensor], Tensor], known_C: Tensor, prior_C: Tensor
+) -> None:
+    """Keep the temperature that the client's validation rows choose, if it has any, under this name.
+
+    Args:
+        scores: prepared inputs to (N, C), without class shares. known_C, prior_C: as for `closed_forms.log_posterior`.
+    """
+    rows = client.data.validation
+    if len(rows):
+        scores_NC = inference.map_batches(scores, client.model, rows, client.prepare).cpu()
+        chosen = fit_temperature(scores_NC, rows.y, known_C, prior_C)
+        client.state[name] = torch.tensor(chosen, dtype=torch.float64)
+
+
+def temperature(context: Context, name: str = "temperature") -> float:
+    """The one that was chosen; without any 1/2."""
+    return float(context.get(name, USUAL))
+
+
+def linear_scores(solution: Group, phi_ND: Tensor) -> Tensor:
+    """phi(x)' W + b (N, C): scores of classes without their shares, or numbers."""
+    return phi_ND @ solution["weight"].to(phi_ND) + solution["bias"].to(phi_ND)
+
+
+def shares_of(context: Context, prior: Literal["own", "federation"], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The federation's shares of classes (C,), and pi (C,): these or the client's own."""
+    known_C: Tensor = context["solution"]["shares"].to(device)
+    return known_C, known_C if prior == "federation" else context["own shares"].to(device)
+
+
+# solutions on their way ----------------------------------------------------------------------------------------------
+# They are numbered: "version" is the number of the latest, 0 before the first. A client sends the version that it has,
+# and its sums until it was heard; the server keeps the "versions" last sent by those who were heard.
+
+
+def renew(server: Server, solution: Group) -> None:
+    """A new version."""
+    server.state["solution"] = dict(solution)
+    server.state["version"] = next_version(server.state)
+
+
+def next_version(state: State) -> Tensor:
+    """1 is the first."""
+    return get_tensor(state, "version") + 1 if "version" in state else torch.tensor(1)
+
+
+def is_heard(server: Server, client_id: int) -> bool:
+    """Whether the client's sums have come."""
+    return str(client_id) in members(server.state, "versions")
+
+
+def note_versions(server: Server, uploads: Mapping[int, Message]) -> None:
+    """From now on these clients are heard, and have the versions that they say."""
+    told = {str(i): get_tensor(message, "version") for i, message in uploads.items() if "version" in message}
+    if told:
+        server.state["versions"] = {**members(server.state, "versions"), **told}
+
+
+def broadcast(server: Server, client_id: int) -> Message:
+    """Whether the client was heard; the latest solution, if it has another one, and its version."""
+    has = members(server.state, "versions").get(str(client_id))
+    message: State = {} if has is None else {"heard": torch.ones((), dtype=torch.uint8)}
+    if "version" not in server.state:
+        return message
+    version = get_tensor(server.state, "version")
+    if has is None or int(has) != int(version):
+        message["version"] = version
+        if "solution" in server.state:
+            message["solution"] = dict(get_group(server.state, "solution"))
+    return message
+
+
+def receive(client: Client, message: Message) -> None:
+    """Note the version, and whether the client was heard."""
+    if "version" in message:
+        client.state["version"] = get_tensor(message, "version").clone()
+        client.state.pop("solution", None)  # where all who had sent something have been forgotten, none follows
+    client.state["heard"] = torch.tensor("heard" in message)
+
+
+def own_version(client: Client) -> Tensor:
+    """Up: the version that the client has."""
+    return get_tensor(client.state, "version") if "version" in client.state else torch.tensor(0)

@@ -119,37 +119,6 @@ class ClosedForm(Method):
         made: Message = {"version": version, "sums": self._as_sent(client, sums)}
         return {**made, "network": phi.tensors["digest"]} if isinstance(phi, NetworkMap) else made
 
-    @property
-    def auxiliary_model(self) -> AuxiliaryModel | None:
-        return None if self.map in _MAPS else AuxiliaryModel(self.map, frozen=True)
-
-    def _phi_of(self, client: Client) -> FeatureMap | NetworkMap:
-        """phi, made the first time."""
-        if self.auxiliary_model is not None:
-            return network_map.map_of(client, self.unit_features)
-        if "map" not in client.state:
-            example = client.prepare(client.data.train.x[:1])
-            draws = generator(client.seed, "random features")
-            drawn = draw_map(
-                example,
-                self.features,
-                draws,
-                client.categories,
-                client.words,
-                unit=self.unit_features,
-                photographs=self.uses_photographs,
-            )
-            client.state["map"] = dict(drawn.tensors)
-        return FeatureMap(get_group(client.state, "map"))
-
-    @property
-    def uses_photographs(self) -> bool:
-        """Whether filters of images are those of photographs."""
-        return self.map in {"default", "photographs"}
-
-    def _phi(self, model: Any, tensors: Group) -> FeatureMap | NetworkMap:
-        return FeatureMap(tensors) if self.auxiliary_model is None else network_map.network_map(model, tensors)
-
     def _as_sent(self, client: Client, sums: Group) -> Group:
         """The sums per row; or such that a row changes them by little, with the client's noise."""
         if not self.unit_features:
@@ -255,6 +224,38 @@ class ClosedForm(Method):
     def alternative_predictors(self) -> Mapping[str, Method]:
         other: Literal["own", "federation"] = "own" if self.prior == "federation" else "federation"
         return {other: replace(self, prior=other)}
+
+    # phi ----------------------------------------------------------------------------------------------------
+    @property
+    def auxiliary_model(self) -> AuxiliaryModel | None:
+        return None if self.map in _MAPS else AuxiliaryModel(self.map, frozen=True)
+
+    def _phi_of(self, client: Client) -> FeatureMap | NetworkMap:
+        """phi, made the first time."""
+        if self.auxiliary_model is not None:
+            return network_map.map_of(client, self.unit_features)
+        if "map" not in client.state:
+            example = client.prepare(client.data.train.x[:1])
+            draws = generator(client.seed, "random features")
+            drawn = draw_map(
+                example,
+                self.features,
+                draws,
+                client.categories,
+                client.words,
+                unit=self.unit_features,
+                photographs=self.uses_photographs,
+            )
+            client.state["map"] = dict(drawn.tensors)
+        return FeatureMap(get_group(client.state, "map"))
+
+    @property
+    def uses_photographs(self) -> bool:
+        """Whether filters of images are those of photographs."""
+        return self.map in {"default", "photographs"}
+
+    def _phi(self, model: Any, tensors: Group) -> FeatureMap | NetworkMap:
+        return FeatureMap(tensors) if self.auxiliary_model is None else network_map.network_map(model, tensors)
 
     # the same, where the server sees sums alone: of n_k, M_k and S_k -----------------------------------------
     def check_addends(self, server: Server) -> None:

@@ -10,17 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import polyfed as pf
 from polyfed import attacks
 from polyfed.attacks.audit import FILES, audit_run
-from polyfed.attacks.inference import SERVER, describe_guesses, infer_labels, membership_samples
-from polyfed.attacks.membership_scores import loss_scores
+from polyfed.attacks.inference import SERVER, describe_guesses, infer_labels, loss_scores, membership_samples
 from polyfed.attacks.replay import Replay, find_full_model, last_upload_rounds, plaintext_facts, replay
 from polyfed.cli import app as cli
 from polyfed.core.message import get_group, get_tensor
-from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.serial import Serial
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
@@ -57,7 +54,7 @@ Ran = Callable[..., Done]
 def overfitted(ran: Ran) -> tuple[Done, Replay]:
     """A run whose clients know their rows by heart, and its last round."""
     done = ran("fedavg", sections={"training": {"rounds": 1, "local_epochs": 40, "lr": 0.1}})
-    return done, replay(done.record, [0, 1, 2])
+    return done, replay(done.record)
 
 
 # what was sent is heard again ---------------------------------------------------------------------------------------
@@ -76,10 +73,10 @@ def test_the_last_round_is_heard_as_it_was(ran: Ran, kept: int, begins: int, mon
         return plain(self, jobs, done)
 
     monkeypatch.setattr(Serial, "run", run)
-    heard = replay(done.record, [0, 1, 2])
+    heard = replay(done.record)
     assert worked == list(range(begins, 3))
     assert heard.equal
-    ups = [heard.transcript(number).up for number in range(3)]
+    ups = [heard.transcripts[number].up for number in range(3)]
     total = sum(int(get_tensor(up, "n")) for up in ups)
     for name, value in get_group(done.federation.server.state, "model union").items():
         mean = sum(get_group(up, "model")[name] * (int(get_tensor(up, "n")) / total) for up in ups)
@@ -94,17 +91,12 @@ def test_a_run_that_does_not_come_out_as_recorded_is_refused(ran: Ran, monkeypat
         others = [line.model_copy(update=changed) for line in lines]
         monkeypatch.setattr(RunRecord, "read_rounds", lambda _, others=others: iter(others))
         if "train_loss" in changed:
-            assert not replay(record, [0]).equal
+            assert not replay(record).equal
             continue
         with pytest.raises(ConfigError, match=r"'bytes_by_client'.* 2"):
-            replay(record, [0])
-    for given, client, names in (
-        (record, 9, "client 9"),
-        (dataclasses.replace(record, recipe=StoredRecipe()), 0, "recipe"),
-        (dataclasses.replace(record, stored=None), 0, "result.json"),
-    ):
-        with pytest.raises(ConfigError, match=names):
-            replay(given, [client])
+            replay(record)
+    with pytest.raises(ConfigError, match="recipe"):
+        replay(dataclasses.replace(record, recipe=StoredRecipe()))
 
 
 def test_the_last_upload_is_the_last_that_arrived(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,15 +121,18 @@ def test_facts_in_the_clear_are_compared_with_the_data(ran: Ran) -> None:
         "which classes": "labels", "samples per class": "counts", "number of samples": "n"
     }  # fmt: skip
     assert plaintext_facts({"labels": classes[1:], "n": torch.tensor(client.n + 1)}, client) == {}
-    heard = replay(ran("fedproto").record, [0, 1])
-    assert set(plaintext_facts(heard.transcript(0).up, heard.client(0))) == {"which classes", "samples per class"}
+    heard = replay(ran("fedproto").record)
+    assert set(plaintext_facts(heard.transcripts[0].up, heard.federation.clients[0])) == {
+        "which classes",
+        "samples per class",
+    }
 
 
 @pytest.mark.slow
 def test_classes_are_guessed_from_what_goes_up(ran: Ran) -> None:
     def guessed(method: str, **hyperparameters: Any) -> Any:
-        heard = replay(ran(method, **hyperparameters).record, [0, 1, 2])
-        return infer_labels(heard, {number: heard.transcript(number) for number in range(3)})
+        heard = replay(ran(method, **hyperparameters).record)
+        return infer_labels(heard)
 
     assert guessed("fedgh")["how"] == "stated"
     head = guessed("fedavg")
@@ -156,12 +151,11 @@ def test_an_overfitted_network_gives_its_rows_away_and_one_that_never_saw_them_d
     done, heard = overfitted
     own, strange, fresh = [], [], []
     for number in range(3):
-        transcript, rows = heard.transcript(number), membership_samples(heard.client(number), False)
+        transcript, client = heard.transcripts[number], heard.federation.clients[number]
         network = find_full_model(heard, transcript)
-        assert network is not None and rows is not None  # noqa: PT018
-        samples, member = rows
-        client = heard.client(number)
-        others = heard.transcript((number + 1) % 3).up
+        assert network is not None
+        samples, member = membership_samples(client)
+        others = heard.transcripts[(number + 1) % 3].up
         for guesses, message in ((own, transcript.up), (strange, others), (fresh, transcript.down)):
             guesses.append((loss_scores(network.logits(message, samples.x, client), samples.y), member))
         kept = load(done.record.path, number, stage="personal")
@@ -171,19 +165,6 @@ def test_an_overfitted_network_gives_its_rows_away_and_one_that_never_saw_them_d
     for blind in (strange, fresh):
         chance = describe_guesses(SERVER, blind)["auc"]
         assert chance["low"] < 0.5 < chance["high"]
-
-
-def test_rows_of_a_common_test_set_have_the_clients_class_shares() -> None:
-    y = torch.tensor([0] * 3 + [1] * 9)
-    pool = torch.arange(5).repeat_interleave(30)
-    own = LabeledSamples(torch.zeros(12, 1), y)
-    client = pf.Client(nn.Linear(1, 5), own, LabeledSamples(torch.zeros(150, 1), pool))
-    client.id = 0
-    rows = membership_samples(client, True)
-    assert rows is not None
-    samples, member = rows
-    assert samples.y[~member].bincount().tolist() == [3, 9]
-    assert membership_samples(pf.Client(nn.Linear(1, 5), own), False) is None
 
 
 # the report ---------------------------------------------------------------------------------------------------------

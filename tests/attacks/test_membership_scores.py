@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.attacks.membership_scores import auc, loss_scores, tpr_at_fpr
+from polyfed.attacks.inference import auc, loss_scores, tpr_at_fpr
 
 
 def draws(seed: int, *shape: int) -> Tensor:

@@ -39,8 +39,8 @@ Ran = Callable[..., Done]
 
 
 def heard(done: Done, client: int = 0) -> tuple[Replay, Transcript]:
-    run = replay(done.record, [client])
-    return run, run.transcript(client)
+    run = replay(done.record)
+    return run, run.transcripts[client]
 
 
 def made(done: Done, count: int = 2, steps: int = 5, client: int = 0) -> Reconstruction:
@@ -81,7 +81,7 @@ def test_each_feature_is_compared_with_the_image_behind_it(
 def test_class_means_of_the_rarest_classes_are_attacked(ran: Ran, method: str) -> None:
     done = ran(method)
     found = made(done, 3, client=1)
-    train = heard(done, 1)[0].client(1).data.train
+    train = heard(done, 1)[0].federation.clients[1].data.train
     classes, counts = train.y.unique(return_counts=True)
     rarest = classes[counts.argsort(stable=True)[:3]]
     for image, nearest, label in zip(found.images, found.nearest, rarest, strict=True):
@@ -96,7 +96,11 @@ def test_class_means_of_the_rarest_classes_are_attacked(ran: Ran, method: str) -
 def test_all_rows_of_a_client_are_made_of_its_sums(ran: Ran, unit: bool) -> None:
     found = made(ran("closed-form", FEW, map="random", features=256, unit_features=unit), 1, 300)
     assert found.summary["images"] == 6
-    train = heard(ran("closed-form", FEW, map="random", features=256, unit_features=unit))[0].client(0).data.train
+    train = (
+        heard(ran("closed-form", FEW, map="random", features=256, unit_features=unit))[0]
+        .federation.clients[0]
+        .data.train
+    )
     assert torch.equal(found.nearest, train.x.float() / 255)
     if not unit:
         assert found.summary["psnr"] > found.summary["guess_psnr"] + 5

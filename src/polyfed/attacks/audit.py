@@ -12,15 +12,20 @@ from typing import Any
 
 from torch import Tensor
 
-from polyfed.attacks.inference import HOLDER, SERVER, describe_guesses, infer_labels, membership_samples
-from polyfed.attacks.membership_scores import loss_scores
+from polyfed.attacks.inference import (
+    HOLDER,
+    SERVER,
+    describe_guesses,
+    infer_labels,
+    loss_scores,
+    membership_samples,
+)
 from polyfed.attacks.reconstruction import Reconstruction, draw_images, reconstruct
 from polyfed.attacks.replay import (
     Replay,
     Transcript,
     describe,
     find_full_model,
-    last_upload_rounds,
     plaintext_facts,
     replay,
 )
@@ -119,13 +124,12 @@ def audit_run(
     """
     if record.result.main_score.lower_is_better:
         raise ConfigError(f"expected a run on classes, got {record.path}, which predicts numbers")
-    sent_last = list(last_upload_rounds(record))
-    if not sent_last:
-        raise ConfigError(f"expected a run in which the server received an upload, got {record.path}")
     say(f"{record.name}: running its last rounds again")
-    run = replay(record, sent_last)
-    transcripts = {number: run.transcript(number) for number in sent_last}
-    facts = [plaintext_facts(transcript.up, run.client(number)) for number, transcript in transcripts.items()]
+    run = replay(record)
+    clients = run.federation.clients
+    transcripts = run.transcripts
+    first = next(iter(transcripts.values()))
+    facts = [plaintext_facts(transcript.up, clients[number]) for number, transcript in transcripts.items()]
     guesses: dict[str, list[tuple[Tensor, Tensor]]] = {}  # attacker -> each client's
     why_not_members = ""
     for number, transcript in transcripts.items():
@@ -138,7 +142,7 @@ def audit_run(
     why_no_images: str | None = "not asked for"
     if images:
         say(f"{record.name}: images")
-        made, why_no_images = reconstruct(run, transcripts[sent_last[0]], images, steps)
+        made, why_no_images = reconstruct(run, first, images, steps)
     content = {
         "name": record.name,
         "method": record.method,
@@ -149,9 +153,9 @@ def audit_run(
         or None,
         "replay_equal": run.equal,
         "bytes_up_per_client": sum(nbytes(each.up) for each in transcripts.values()) / len(transcripts),
-        "goes_up": describe(transcripts[sent_last[0]].up),
+        "goes_up": describe(first.up),
         "in_the_clear": [fact for fact in facts[0] if all(fact in other for other in facts)],
-        "classes": infer_labels(run, transcripts),
+        "classes": infer_labels(run),
         "membership": [describe_guesses(attacker, found) for attacker, found in guesses.items()],
         "membership_why_not": why_not_members or None,
         "reconstruction": None if made is None else made.summary,
@@ -162,11 +166,10 @@ def audit_run(
 
 def _members(run: Replay, transcript: Transcript) -> tuple[_Guesses, str]:
     """All guesses about one client's rows, and the reason for none by the server."""
-    client = run.client(transcript.job.client.id)
-    rows = membership_samples(client, run.federation.task.test is not None)
-    if rows is None:
-        return {}, "no test samples to tell members from"
-    samples, member = rows
+    client = run.federation.clients[transcript.job.client.id]
+    if run.federation.task.test is not None or not len(client.data.test):
+        return {}, "no test samples of its own to tell members from"
+    samples, member = membership_samples(client)
     found: _Guesses = {}
     why = ""
     network = find_full_model(run, transcript)

@@ -1,37 +1,39 @@
 """What the server can infer of a client's rows from what it sent: which rows it trained on, and which classes it has.
 
 **Membership.** Tested are rows of two kinds: the client's training samples, all of which it trains on in every round
-("members"), and test samples that nobody trained on; with a common test set as many of each class as the client's own
-shares ask for. The attacker has these rows with their classes, as in the papers, and does not know which are which.
+("members"), and its test samples, that nobody trained on. The attacker has these rows with their classes, as in the
+papers, and does not know which are which.
 
-The score is a loss threshold's (Yeom et al., CSF 2018): the loss of the uploaded network, or of the client's own
-("holder").
+The score is a loss threshold's (Yeom, Giacomelli, Fredrikson, Jha, CSF 2018): the loss of the uploaded network, or of
+the client's own ("holder"). A row of small loss is called a member.
 
 **Classes.** Where they are not stated, they are guessed from the head's step: with cross entropy, the bias of a class
 that occurs grows by 1 - p, that of one that does not shrinks by p (Zhao et al., arXiv:2001.02610; Wainakh et al.,
 PoPETs 2022); without a bias the sum of its weights' step.
+
+Shapes: N rows, C classes. A higher score means "member"; `member` (N,) is True for those that are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from polyfed.attacks.membership_scores import auc, tpr_at_fpr
 from polyfed.attacks.replay import Replay, Transcript, plaintext_facts
 from polyfed.core.client import Client
 from polyfed.core.modules import head_names
-from polyfed.core.randomness import generator
 from polyfed.data.samples import LabeledSamples
+from polyfed.functional.metrics import ranks
 from polyfed.models.split import SplitModel
 
-SEED = 0  # of the attacker's draws
 SERVER, HOLDER = "server", "holder of the network"
 _FPR = 0.01
+_Z95 = 1.959963984540054  # two-sided 95 %
 _STATED = "which classes"  # the fact of `plaintext_facts`
 
 
@@ -56,44 +58,95 @@ def describe_guesses(by: str, clients: Sequence[tuple[Tensor, Tensor]]) -> dict[
     }
 
 
-def membership_samples(client: Client, shared_test: bool) -> tuple[LabeledSamples, Tensor] | None:
-    """A client's training samples, then test samples, and which are the former, (N,) bool; None where one is missing.
-
-    Args:
-        client: with its data.
-        shared_test: its test samples are everybody's, so that some are drawn with the client's shares of classes.
-    """
+def membership_samples(client: Client) -> tuple[LabeledSamples, Tensor]:
+    """A client's training samples, then its test samples, and which are the former, (N,) bool."""
     train, test = client.data.train, client.data.test
-    if not len(train) or not len(test):
-        return None
-    if shared_test:
-        test = test.select(_alike(test.y, train.y, generator(SEED, "candidates", client.id)))
     samples = LabeledSamples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]))
     return samples, torch.arange(len(samples)) < len(train)
 
 
-def _alike(pool: Tensor, like: Tensor, draws: torch.Generator) -> Tensor:
-    """Places in `pool` (M,), classes, of as many rows as have the class shares of `like`; at most as many as these."""
-    classes, wanted = like.unique(return_counts=True)
-    places = [(pool == label).nonzero().flatten() for label in classes]
-    share = min(1.0, *(len(own) / int(n) for own, n in zip(places, wanted, strict=True)))
-    if share == 0:  # a class is missing: those that are there
-        share = 1.0
-    shuffled = [own[torch.randperm(len(own), generator=draws)] for own in places]
-    return torch.cat([own[: math.ceil(share * int(n))] for own, n in zip(shuffled, wanted, strict=True)])
+# how good guesses are ------------------------------------------------------------------------------------------------
+
+
+class Interval(NamedTuple):
+    """A number and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def loss_scores(logits: Tensor, y: Tensor) -> Tensor:
+    """Minus the cross entropy of each row, (N,) float64: the higher, the likelier a member (Yeom et al.)."""
+    return -F.cross_entropy(logits.double(), y, reduction="none")
+
+
+def auc(scores: Tensor, member: Tensor) -> Interval:
+    """The area under the ROC curve, ties counting half, with DeLong's 95 % interval, kept within [0, 1].
+
+    Where DeLong's variance is 0 or unknown (no errors at all, or a side of a single row), the interval reaches
+    1 / (rows of the smaller side + 1) to either side.
+
+    Raises:
+        ValueError: no member, or nobody else.
+
+    Source: DeLong, DeLong, Clarke-Pearson, Biometrics 44(3), 1988.
+    """
+    _check(member)
+    of = int(member.sum())
+    others = int((~member).sum())
+    places = ranks(scores)
+    above = (places[member] - ranks(scores[member])) / others  # share of the others that each member beats
+    below = (places[~member] - ranks(scores[~member])) / of  # share of the members that are below each other row
+    value = float(above.mean())
+    known = min(of, others) > 1
+    error = math.sqrt(float(above.var()) / of + float(below.var()) / others) if known else 0.0
+    margin = _Z95 * error or 1 / (min(of, others) + 1)
+    return Interval(value, max(0.0, value - margin), min(1.0, value + margin))
+
+
+def tpr_at_fpr(scores: Tensor, member: Tensor, fpr: float) -> Interval | None:
+    """The true positive rate where at most the share `fpr` of the others is called a member; Wilson's 95 % interval.
+
+    The interval is that of the members' share; the threshold counts as given.
+
+    Returns:
+        None where there are too few others for such a rate: fewer than 1 / fpr.
+
+    Raises:
+        ValueError: no member, or nobody else.
+    """
+    _check(member)
+    others = scores[~member].sort(descending=True).values
+    allowed = math.floor(fpr * len(others) + 1e-9)
+    if allowed < 1:
+        return None
+    from scipy.stats import binomtest  # comes with scikit-learn; takes a second
+
+    threshold = others[allowed] if allowed < len(others) else torch.tensor(-math.inf, dtype=others.dtype)
+    mine = scores[member]
+    count = int((mine > threshold).sum())
+    interval = binomtest(count, len(mine)).proportion_ci(method="wilson")
+    return Interval(count / len(mine), float(interval.low), float(interval.high))
+
+
+def _check(member: Tensor) -> None:
+    if not bool(member.any()) or bool(member.all()):
+        raise ValueError("expected members and others, got one of them alone")
 
 
 # classes --------------------------------------------------------------------------------------------------------------
 
 
-def infer_labels(replay: Replay, transcripts: Mapping[int, Transcript]) -> dict[str, Any]:
+def infer_labels(replay: Replay) -> dict[str, Any]:
     """What the server learns of the clients' classes, in the best way that the messages offer.
 
     how: "stated" or "head's step". auc: over pairs of client and class. why_not: the reason where there is
     none; the others are None then.
     """
     nothing = {"how": None, "auc": None}
-    clients = {number: replay.client(number) for number in transcripts}
+    transcripts = replay.transcripts
+    clients = {number: replay.federation.clients[number] for number in transcripts}
     held = [client.data.train.y.bincount(minlength=client.classes)[: client.classes] > 0 for client in clients.values()]
     member = torch.stack(held).flatten()
     if not any(transcript.up for transcript in transcripts.values()):

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from polyfed.attacks.inference import SEED
 from polyfed.attacks.inversion import invert_features, sums_as_features
 from polyfed.attacks.replay import Replay, Transcript
 from polyfed.core.client import Client
@@ -31,6 +30,7 @@ from polyfed.report.statistics import finite
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_SEED = 0  # of the attacker's draws
 _LR = 0.1  # of the attacker's Adam
 _TV = 1.0  # weight of the total variation; sums fix their rows without it
 _CHUNK = 500  # rows per pass
@@ -147,7 +147,7 @@ def _rows_behind(plain: Tensor, function: Callable[[Tensor], Tensor], client: Cl
 
 def _start(client: Client, count: int) -> Tensor:
     """(N, C, H, W) standard normal noise, each image's of its own stream."""
-    draws = [generator(SEED, "attack", client.id, number) for number in range(count)]
+    draws = [generator(_SEED, "attack", client.id, number) for number in range(count)]
     return torch.stack([torch.randn(client.data.train.x.shape[1:], generator=each) for each in draws])
 
 

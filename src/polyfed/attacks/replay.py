@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -49,17 +50,17 @@ class Transcript:
 
 
 class Recorder:
-    """Keeps the messages of every client in one round.
+    """Keeps the messages of every client's main exchange in one round.
 
     Args:
         rounds: client -> the round to keep.
 
     Attributes:
-        transcripts: (client, exchange) -> transcript.
+        transcripts: client -> transcript.
     """
 
     def __init__(self, rounds: Mapping[int, int]) -> None:
-        self.transcripts: dict[tuple[int, str], Transcript] = {}
+        self.transcripts: dict[int, Transcript] = {}
         self._rounds = rounds
 
     def around(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -68,10 +69,11 @@ class Recorder:
         def run_recorded(jobs: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
             outcomes = run(jobs, done)
             for job, outcome in zip(jobs, outcomes, strict=True):
-                if outcome.counts and job.round == self._rounds.get(job.client.id):
+                is_wanted = job.exchange.name == _MAIN and job.round == self._rounds.get(job.client.id)
+                if is_wanted and outcome.counts:
                     before = dataclasses.replace(job, client=copy.copy(job.client))
                     weights = {name: t.detach().cpu().clone() for name, t in (outcome.weights or {}).items()}
-                    self.transcripts[job.client.id, job.exchange.name] = Transcript(
+                    self.transcripts[job.client.id] = Transcript(
                         before, job.message, outcome.message, weights, outcome.state
                     )
             return outcomes
@@ -81,29 +83,17 @@ class Recorder:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """A run's last rounds, run again. equal: whether losses are those recorded, bit for bit."""
+    """A run's last rounds, run again.
+
+    transcripts: client -> its last messages of the method's one or main exchange, of all whom the server got an upload
+    of. equal: whether losses are those recorded, bit for bit.
+    """
 
     record: RunRecord
     recipe: Recipe
     federation: Any
-    recorder: Recorder
+    transcripts: Mapping[int, Transcript]
     equal: bool
-
-    def transcript(self, client: int) -> Transcript:
-        """The last one of a client, of the method's one or main exchange.
-
-        Raises:
-            ConfigError: it took part in no such exchange.
-        """
-        found = self.recorder.transcripts.get((client, _MAIN))
-        if found is None:
-            raise ConfigError(f"client {client} of {self.record.path} took part in no exchange '{_MAIN}'")
-        return found
-
-    def client(self, number: int) -> Client:
-        """A client, with its data."""
-        found: Client = self.federation.clients[number]
-        return found
 
 
 def last_upload_rounds(record: RunRecord) -> dict[int, int]:
@@ -116,15 +106,16 @@ def last_upload_rounds(record: RunRecord) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
-    """Run the rounds in which these clients sent last, and all after them, once more.
+def replay(record: RunRecord) -> Replay:
+    """Run the rounds in which clients sent last, and all after them, once more.
+
+    Args:
+        record: of a finished run.
 
     Raises:
-        ConfigError: an unfinished run, one without a recipe or of code that is not trusted, no such client, or it
-            differs from the records.
+        ConfigError: a run without a recipe or of code that is not trusted, one without uploads, or it differs from the
+            records.
     """
-    if not record.finished:
-        raise ConfigError(f"expected the folder of a finished run, got {record.path}, which holds no result.json")
     if not record.recipe.data:
         raise ConfigError(
             f"expected a run of a recipe, whose last rounds can be run again, got {record.path}, made in Python"
@@ -133,17 +124,18 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     stacked = recipe.run.executor == "vectorized" or recipe.run.device != "cpu"
     recipe = recipe.with_run(loggers=[], out=None, keep="last", **({} if stacked else {"executor": "serial"}))
     rounds = last_upload_rounds(record)
-    for client in clients:
-        if client not in rounds:
-            raise ConfigError(f"client {client} took part in no round of {record.path}, and sent nothing")
-    first = min(rounds[client] for client in clients)
+    if not rounds:
+        raise ConfigError(f"expected a run in which the server received an upload, got {record.path}")
+    first = min(rounds.values())
     with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
         begun = _begun(record.path, first, Path(place), recipe)
         recorder = Recorder(rounds)
         federation = build_federation(recipe, out=begun, wrap=recorder.around)
         run = federation.run(resume=begun is not None)
         equal = _compared(record, list(run.history), first)
-    return Replay(record, recipe, federation, recorder, equal)
+    if silent := rounds.keys() - recorder.transcripts.keys():
+        raise ConfigError(f"client {min(silent)} of {record.path} took part in no exchange '{_MAIN}'")
+    return Replay(record, recipe, federation, dict(sorted(recorder.transcripts.items())), equal)
 
 
 def _begun(run: Path, first: int, place: Path, recipe: Recipe) -> Path | None:
@@ -239,12 +231,6 @@ class ExposedModel:
         network = self.server.model(self.architecture, weights, self.variant)
         return map_batches(network, network, x, client.prepare).cpu()
 
-    def is_whole_in(self, message: Message) -> bool:
-        """Whether all parameters are in the message, at the same place."""
-        sent = members(message, self.group)
-        network = self.server.model(self.architecture, {}, self.variant)
-        return all(name in sent and sent[name].shape == p.shape for name, p in network.named_parameters())
-
 
 def find_full_model(replay: Replay, transcript: Transcript) -> ExposedModel | None:
     """The network that a client's upload holds all parameters of; None where it holds none whole."""
@@ -253,5 +239,9 @@ def find_full_model(replay: Replay, transcript: Transcript) -> ExposedModel | No
     if server.auxiliary_model:
         kinds.append((server.auxiliary_model, ""))
     groups = [name for name, value in transcript.up.items() if not isinstance(value, Tensor)]
-    found = (ExposedModel(server, group, *kind) for kind in kinds for group in groups)
-    return next((network for network in found if network.is_whole_in(transcript.up)), None)
+    for (architecture, variant), group in itertools.product(kinds, groups):
+        sent = members(transcript.up, group)
+        parameters = server.model(architecture, {}, variant).named_parameters()
+        if all(name in sent and sent[name].shape == p.shape for name, p in parameters):
+            return ExposedModel(server, group, architecture, variant)
+    return None

@@ -162,10 +162,9 @@ def test_a_node_with_its_own_rows_and_network(tmp_path: Path, capsys: pytest.Cap
     words = ["deploy", "check", "--recipe", str(tmp_path / "recipe.toml"), "--node-config", config]
     assert cli.status([*words, "--json"]) == 0
     table = json.loads(capsys.readouterr().out)
-    training = next(one for one in table["answers"] if one["name"] == "training, each round")
-    assert training["most"] == 20
+    training = next(one for one in table["answers"] if one["name"] == "training, later rounds, 'train'")
+    assert (training["usual"], training["most"], training["rows"]) == (1, 10, "training")
     assert "labels 2 int32" in training["tensors"]
-    assert training["bits_per_row"] == pytest.approx(8 * training["nbytes"] * 20 / training["rows"])
     assert not (tmp_path / "s").exists()
     assert cli.status(words) == 0
     assert "What the node of client 3 sends at most (fedproto; rows: " in capsys.readouterr().out

@@ -140,7 +140,7 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     [
         ({"deadlin": 1.0}, "unknown key 'run-config.deadlin'; did you mean 'deadline'?"),
         ({"resume": 1}, "run-config.resume: expected true or false, got 1"),
-        ({"max-megabytes": -1.0}, "run-config.max-megabytes: expected more than 0, got -1.0"),
+        ({"deadline": -1.0}, "run-config.deadline: expected more than 0, got -1.0"),
     ],
 )
 def test_wrong_run_configuration_is_one_line(given: dict[str, Any], line: str) -> None:

@@ -124,7 +124,7 @@ def living(place: Path) -> list[str]:
 
 
 def test_every_program_is_started_safely(place: Path) -> None:
-    done = local("recipe.toml", nodes=3, out="run", seed=4, overrides=["training.lr=0.5"], deadline=7)
+    done = local("recipe.toml", nodes=3, out="run", seed=4, overrides=["training.lr=0.5"])
     assert (done.path, len(done.history), done.result["accuracy"]) == (place / "run", 2, 0.5)
     programs = seen(place)
     kinds = [program["program"] for program in programs]
@@ -152,7 +152,7 @@ def test_every_program_is_started_safely(place: Path) -> None:
         numbers.add(config[1])
     assert numbers == {"0", "1", "2"}
     run = next(program for program in programs if program["words"][0] == "run")
-    assert options_of(run)["-c"] == f'out="{place / "run"}" overwrite=false deadline=7.0'
+    assert options_of(run)["-c"] == f'out="{place / "run"}" overwrite=false'
     assert not (place / "run-logs").exists()
     assert living(place) == []
 
@@ -180,7 +180,6 @@ def test_a_failure_is_one_line_and_leaves_no_process(
 
 def test_a_wrong_request_starts_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: dict[str, Callable[[], object]] = {
-        "expected --deadline as seconds, more than 0, got -1": lambda: local("recipe.toml", deadline=-1),
         "did you mean 'rounds'": lambda: local("recipe.toml", overrides=["training.round=1"]),
         "without quotation marks": lambda: local("recipe.toml", out='ru"n'),
         "fedhenn|FedHeNN": lambda: local("recipe.toml", method="fedhenn", out="run"),

@@ -82,7 +82,7 @@ def test_all_checkpoints_and_what_follows_are_without_the_client(
 
 
 ONE_BY_ONE = {"checkpoint_every": 1, "executor": "serial"}
-CLOCK = {"devices": {"profiles": ["laptop", "raspberry-pi", "phone-low"], "buffer_size": 2, "staleness": "constant"}}
+CLOCK = {"devices": {"profiles": ["laptop", "raspberry-pi", "phone-low"], "buffer_size": 2}}
 FEW = {"training": {"client_fraction": 0.34}}
 
 

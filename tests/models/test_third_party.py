@@ -125,7 +125,7 @@ def test_a_block_that_cannot_be_cut_after_is_passed_over() -> None:
         ("our_nets:residual@layer9", "no submodule 'layer9' to be its extractor; did you mean 'layer"),
         ("our_nets:already@layer1", "is a SplitModel already; expected no '@layer1'"),
         ("timm:small?pretrianed", r"expected '\?pretrained' .* got '\?pretrianed' behind 'timm:small'"),
-        ("digits-cnn1?pretrained", r"a network of timm, torchvision or hf, got .* behind 'digits-cnn1'"),
+        ("digits-cnn1?pretrained", r"a network of timm or torchvision, got .* behind 'digits-cnn1'"),
         ("timm:smal?pretrained", "unknown model 'timm:smal'; did you mean 'timm:small'"),
     ],
 )
@@ -211,27 +211,6 @@ def test_networks_of_the_packages(name: str, s_in: tuple[int, ...], width: int) 
     same_in_train_mode(model, torch.rand(4, *IMAGE))
     with pytest.raises(ConfigError, match=r"unknown model '(timm|torchvision):resnet1O'; did you mean .*resnet1"):
         build(f"{name.partition(':')[0]}:resnet1O", IMAGE, 5)
-
-
-@pytest.mark.slow
-def test_networks_of_hugging_face(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="the extra 'vision' is not installed")
-    transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
-    ).save_pretrained(tmp_path / "net")
-    name = f"hf:{tmp_path / 'net'}"
-    model = build(name, IMAGE, 5)
-    assert isinstance(model, Adapted)
-    assert (model.names("head")[0], cut_shapes(model, torch.rand(2, *IMAGE))[0]) == (
-        "original.classifier.1.weight",
-        (8, 8, 8),
-    )
-    same_in_train_mode(model, torch.rand(4, *IMAGE))
-    transformers.BertConfig().save_pretrained(tmp_path / "text")
-    with pytest.raises(ConfigError, match=r"classifies no images .model type 'bert'.; for others write a function"):
-        build(f"hf:{tmp_path / 'text'}", IMAGE, 5)
-    with pytest.raises(ConfigError, match=r"^unknown model 'hf:.*nothing'"):
-        build(f"hf:{tmp_path / 'nothing'}", IMAGE, 5)
 
 
 RECIPE = """
@@ -352,9 +331,8 @@ def test_gray_images_see_what_rgb_images_would() -> None:
 
 
 @pytest.mark.slow
-def test_torchvision_and_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     torchvision = pytest.importorskip("torchvision", reason="the extra 'vision' is not installed")
-    transformers = pytest.importorskip("transformers", reason="the extra 'vision' is not installed")
     asked: list[dict[str, Any]] = []
     kept = torchvision.models.resnet18().state_dict()
 
@@ -370,22 +348,3 @@ def test_torchvision_and_hugging_face(tmp_path: Path, monkeypatch: pytest.Monkey
     assert asked == [{"progress": False, "check_hash": True, "weights_only": True}], "nothing is unpickled"
     mean, std = pretrained_normalization("torchvision:resnet18?pretrained") or ((), ())
     assert (mean, std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-    folder = tmp_path / "net"
-    config = transformers.ViTConfig(
-        hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24, num_labels=7
-    )
-    saved = transformers.ViTForImageClassification(config)
-    saved.save_pretrained(folder)
-    name = f"hf:{folder}?pretrained"
-    layers = {key: value for key, value in saved.state_dict().items() if "classifier" not in key}
-    export = build(name, (3, 224, 224), 10).export()
-    assert all(torch.equal(export[key], value) for key, value in layers.items())
-    assert pretrained_normalization(name) is None, "the folder does not tell"
-    transformers.ViTImageProcessor(image_mean=[0.5, 0.4, 0.3], image_std=[0.2, 0.2, 0.2]).save_pretrained(folder)
-    third_party.read_normalization.cache_clear()
-    assert pretrained_normalization(name) == ((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
-    with pytest.raises(ConfigError, match=r"position_embeddings' of shape .*data.image_size"):
-        build(name, (3, 32, 32), 10)
-    with pytest.raises(ConfigError, match="unknown model 'hf:"):
-        build(f"hf:{tmp_path / 'nothing'}?pretrained", (3, 32, 32), 10)

@@ -1,4 +1,4 @@
-"""Devices: profiles, simulated time by hand, deadlines, memory, availability; nothing of it changes what is trained."""
+"""Devices: profiles, simulated time by hand, deadlines, memory; nothing of it changes what is trained."""
 
 from __future__ import annotations
 
@@ -110,9 +110,8 @@ def test_training_is_the_same_and_exchanges_add_up() -> None:
 
 
 def test_a_pool_and_a_resumed_run_tell_the_same(tmp_path: Path) -> None:
-    profiles = {"fast": FAST.model_copy(update={"availability": 0.5}), "slow": SLOW}
     options = {
-        "devices": TWO.model_copy(update={"time_jitter": 0.5, "round_timeout": 2.5, "custom": profiles}),
+        "devices": TWO.model_copy(update={"time_jitter": 0.5, "round_timeout": 2.5}),
         "rounds": 4,
     }
     whole = two(**options).run()
@@ -189,18 +188,6 @@ def test_who_is_left_out_counts_untrained(tmp_path: Path) -> None:
     resumed = two(devices=settings, rounds=4, out=tmp_path / "cut").run(resume=True)
     assert resumed.result["accuracy_per_client"] == whole.result["accuracy_per_client"]
     assert simulated(resumed) == simulated(whole)
-
-
-def test_a_device_that_is_not_there_drops_out() -> None:
-    away = TWO.model_copy(update={"custom": {"fast": FAST, "slow": SLOW.model_copy(update={"availability": 0.3})}})
-    run = two(devices=away, rounds=12).run()
-    dropped = [record["round"] for record in run.history if record["dropped"]]
-    by_hand = [n for n in range(1, 13) if float(torch.rand((), generator=generator(0, "device", n, 1))) >= 0.3]
-    assert dropped == by_hand
-    assert 0 < len(dropped) < 12
-    for record in run.history:
-        assert record["dropped"] in ([], [1])
-        assert ("1" in record["simulated_by_client"]) == (not record["dropped"])
 
 
 def test_jitter_is_drawn_for_each_round_and_client() -> None:

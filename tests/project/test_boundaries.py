@@ -252,7 +252,7 @@ def callers(what: str) -> set[str]:
 def test_code_that_a_text_names_is_imported_in_one_place() -> None:
     """In `registry.import_object`; readers of run folders ask `registry.check_trusted` before they come there."""
     importers = callers("import_module")
-    # the modules of a package of ours; timm, torchvision and transformers
+    # the modules of a package of ours; timm and torchvision
     fixed = {"polyfed", "polyfed.models.networks", "polyfed.data.sources", "polyfed.models.third_party"}
     constant = {"polyfed.engine.run"}
     assert importers - fixed - constant == {"polyfed.registry"}

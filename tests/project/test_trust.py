@@ -377,19 +377,3 @@ def test_where_code_lies_is_found_without_running_it(tmp_path: Path, monkeypatch
     assert file_of("bare") == str(tmp_path / "bare")
     assert file_of("nosuch") is None
     assert not [*tmp_path.rglob("PWNED")]
-
-
-def test_a_repository_of_the_hub_brings_no_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`hf:` may also be a folder: the code that its configuration names is left alone."""
-    pytest.importorskip("transformers")
-    from polyfed.models.zoo import build
-
-    repository = tmp_path / "repository"
-    repository.mkdir()
-    (repository / "evil.py").write_text(EVIL)
-    code = {"AutoConfig": "evil.Config", "AutoModelForImageClassification": "evil.Model"}
-    (repository / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
-    with pytest.raises(ConfigError, match="'hf:"):
-        build(f"hf:{repository}", (3, 32, 32), 10)
-    assert not (repository / "PWNED").exists()

@@ -130,9 +130,6 @@ CASES: dict[str, Refused] = {
     ),
     "devices.round_timeout": refused(NO_DEVICES, round_timeout=1.0),
     "devices.buffer_size": refused(NO_DEVICES, buffer_size=2),
-    "devices.staleness": refused(
-        "does nothing without buffer_size; set buffer_size", **ONE_LAPTOP, staleness="constant"
-    ),
     "devices.on_out_of_memory": refused(NO_DEVICES, on_out_of_memory="leave out"),
     "devices.time_jitter": refused(NO_DEVICES, time_jitter=0.1),
     "secure_sums.enabled": refused(f"secure_sums.enabled = true {NO_UPLOADS}", enabled=True),

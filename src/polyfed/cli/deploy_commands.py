@@ -60,12 +60,11 @@ def certify(
     host: Annotated[
         list[str], typer.Option("--host", metavar="NAME", help="How nodes call the server. May be repeated.")
     ],
-    days: Annotated[int, typer.Option(metavar="NUMBER", help="How long the certificate is good for.")] = 365,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the server's certificate that is there.")
     ] = False,
 ) -> None:
-    """Write the server's certificate, and its authority.
+    """Write the server's certificate, which is good for a year, and its authority.
 
     An authority that the folder holds already is kept, and signs the new certificate: nodes need no change.
 
@@ -74,7 +73,7 @@ def certify(
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.deploy.tls import make_server_certificate
 
-    print_files(make_server_certificate(folder, host, days, overwrite))
+    print_files(make_server_certificate(folder, host, overwrite))
 
 
 def key(
@@ -176,7 +175,7 @@ def check(
 ) -> None:
     """What does a node send, at most?
 
-    A line for each kind of answer: how often, what, how many bytes and bits a row, what hides it; and the epsilon of
+    A line for each kind of answer: how often, what, how many bytes, what hides it; and the epsilon of
     all. Tries some batches with the node's rows; writes nothing and sends nothing.
 
     \b
@@ -192,7 +191,7 @@ def check(
     with all_problems_listed():
         table = answer_table(Recipe.load(recipe), own)
     if json:
-        print_json({**dataclasses.asdict(table), "answers": [one.fields() for one in table.answers]})
+        print_json(dataclasses.asdict(table))
     else:
         print_text(str(table))
 
@@ -207,7 +206,6 @@ def local(
     seed: Seed = None,
     out: RunFolder = None,
     overwrite: ReplaceRun = False,
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="How long a node may take for an answer.")] = 600.0,
     loggers: Loggers = None,
     preset: PresetNames = None,
     quiet: Quiet = False,
@@ -222,7 +220,6 @@ def local(
     from polyfed.deploy.local_cluster import local
 
     options: dict[str, Any] = {"method": method, "seed": seed, "preset": preset, "out": out, "nodes": nodes}
-    options |= {"overwrite": overwrite, "deadline": deadline}
-    done = local(recipe, overrides=with_loggers(settings, loggers), progress=not quiet, **options)
+    done = local(recipe, overwrite=overwrite, overrides=with_loggers(settings, loggers), progress=not quiet, **options)
     print_run(str(done.path))
     raise_if_nothing_learnt(done.result)

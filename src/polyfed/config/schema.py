@@ -122,7 +122,7 @@ class Models(Settings):
     """``[models]``: which network each client gets."""
 
     architectures: Annotated[list[str], Field(min_length=1)] = Field(
-        description="names from `polyfed models`, 'timm:...', 'torchvision:...', 'hf:owner/name', or "
+        description="names from `polyfed models`, 'timm:...', 'torchvision:...', or "
         "'package.module:function' of your own; '?pretrained' behind a package's network or vit-s8 to vit-s12 begins "
         "with fetched weights, '#512-256' gives its head hidden layers of these widths, '@layer1' behind one with a "
         "colon ends the extractor there; or, in place of the list, the name of a group of networks, such as 'htfe-8'"

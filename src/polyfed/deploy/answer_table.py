@@ -14,7 +14,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -42,12 +42,13 @@ from polyfed.errors import RunError
 from polyfed.experiments.build import assign_architectures, build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.trial_rounds import TrialRounds
-from polyfed.report.text_tables import NOT_KNOWN, Column, formatted, render_text, size, wrapped
+from polyfed.report.text_tables import NOT_KNOWN, Column, render_text, size, wrapped
 
 __all__ = ["Answer", "AnswerTable", "answer_table", "facts_nbytes"]
 
 _NUMBER = 8  # bytes
 _FIGURES = ("loss", "steps", "samples", "whether weights are new", "why nothing counts")  # beside an upload
+_FINAL = "final round"
 _SHOWN = 6  # names of what an answer has
 _IN_TOTAL = f"'{ADDENDS}' in a total"
 _WIDTH = 120  # columns
@@ -62,8 +63,8 @@ class Answer:
         tensors: name, shape and type of each. figures: names of all else.
         nbytes: of one, at most.
         usual: how many a run of the recipe asks for, at most. most: how many different ones the node gives, over all
-            restarts and runs of this recipe; None: any number, as they tell of no rows.
-        rows: how many it tells of; 0: none. part: which those are. hidden_by: what hides them in the tensors.
+            restarts and runs of this recipe.
+        rows: which it tells of. hidden_by: what hides them in the tensors.
     """
 
     name: str
@@ -71,24 +72,9 @@ class Answer:
     figures: tuple[str, ...]
     nbytes: int
     usual: int = 1
-    most: int | None = 1
-    rows: int = 0
-    part: str = ""
+    most: int = 1
+    rows: str = ""
     hidden_by: tuple[str, ...] = ()
-
-    @property
-    def nbytes_at_most(self) -> int | None:
-        """Of all answers together; None: they tell of no rows."""
-        return None if self.most is None else self.nbytes * self.most
-
-    @property
-    def bits_per_row(self) -> float | None:
-        """Of all answers together, at most, as if each bit told of rows; None: it tells of none."""
-        return 8 * self.nbytes * (self.most or 0) / self.rows if self.rows else None
-
-    def fields(self) -> dict[str, Any]:
-        """For machines."""
-        return {**asdict(self), "bits_per_row": self.bits_per_row}
 
 
 @dataclass(frozen=True)
@@ -107,7 +93,24 @@ class AnswerTable:
     epsilon_at_most: Mapping[str, float]
 
     def __str__(self) -> str:
-        return "\n".join(_page(self))
+        answers = self.answers
+        columns = [
+            Column("answer", [one.name for one in answers], words=True),
+            Column("in a run", [str(one.usual) for one in answers]),
+            Column("at most", [str(one.most) for one in answers]),
+            Column("bytes\nof one", [size(one.nbytes) for one in answers]),
+            Column("bytes\nat most", [size(one.nbytes * one.most) for one in answers]),
+            Column("of rows", [one.rows or NOT_KNOWN for one in answers], words=True),
+            Column("hidden by", [", ".join(one.hidden_by) or "nothing" for one in answers], words=True),
+        ]
+        lines = [self.title, "", render_text(columns, _WIDTH), ""]
+        for one in answers:
+            parts = [*_shortened(one.tensors, "tensors"), *_shortened(one.figures, "figures")]
+            lines.append(wrapped(f"{one.name}: {'; '.join(parts)}", _WIDTH))
+        for unit, value in self.epsilon.items():
+            most = f"{value:.3g} in a run, {self.epsilon_at_most[unit]:.3g} of all answers"
+            lines.append(wrapped(f"epsilon of a {unit} at delta {self.delta:g}: {most}", _WIDTH))
+        return "\n".join(lines)
 
 
 def answer_table(recipe: Recipe, config: NodeConfig) -> AnswerTable:
@@ -176,36 +179,29 @@ class _Trial:
             (hello, *uploads, *self._masks(uploads), self._scores(), self._model()),
             self._recipe.privacy.delta,
             self._epsilon([(releases, upload.usual) for upload, releases in sent], 1),
-            self._epsilon([(releases, upload.most or 0) for upload, releases in sent], self._limits.runs),
+            self._epsilon([(releases, upload.most) for upload, releases in sent], self._limits.runs),
         )
 
     def _uploads(self) -> Iterator[_Noted]:
-        """Those of the exchanges of each name, and of the final round."""
-        rounds = [[one.name for one in self._method.exchanges(n)] for n in range(1, self._recipe.training.rounds + 1)]
-        later_rounds = Counter(name for names in rounds[1:] for name in names)
-        names = dict.fromkeys(name for of_round in rounds for name in of_round)
-        for name in names:
-            place = "" if len(names) == 1 else f", '{name}'"
-            first = self._noted.get(("first", name))
-            later = self._noted.get(("later", name), first)  # a client that diverges in the trial sends nothing
-            if later is None:
+        """Those of round 1, of later rounds and of the final one, exchange by exchange."""
+        method = self._method
+        asked: Counter[tuple[str, str]] = Counter()
+        for number in range(1, self._recipe.training.rounds + 1):
+            asked.update((_when(number), exchange.name) for exchange in method.exchanges(number))
+        asked.update((_FINAL, exchange.name) for exchange in method.final_exchanges())
+        for (when, name), usual in asked.items():
+            places = (
+                (when, name),
+                (_when(1), name),
+                (_when(2), name),
+            )  # a client that diverges in one sends nothing there
+            noted = next((self._noted[place] for place in places if place in self._noted), None)
+            if noted is None:
                 raise RunError(
                     f"expected an upload of client {self._client.id} in '{name}', got none: its work is refused"
                 )
-            if first is not None and later_rounds[name] and _names(first[0]) == _names(later[0]):
-                largest = max(first, later, key=lambda noted: noted[0].nbytes)
-                yield self._of_rows(f"training, each round{place}", largest, 1 + later_rounds[name])
-                continue
-            if first is not None:
-                yield self._of_rows(f"training, round 1{place}", first, 1)
-            if later_rounds[name]:
-                yield self._of_rows(f"training, later rounds{place}", later, later_rounds[name])
-        for exchange in self._method.final_exchanges():
-            yield self._of_rows(f"training, final round, '{exchange.name}'", self._noted["final", exchange.name], 1)
-
-    def _of_rows(self, name: str, noted: _Noted, usual: int) -> _Noted:
-        most = self._limits.most("train", usual)
-        return replace(noted[0], name=name, usual=usual, most=most, rows=self._client.n, part="training"), noted[1]
+            most = self._limits.most("train", usual)
+            yield replace(noted[0], name=f"training, {when}, '{name}'", usual=usual, most=most), noted[1]
 
     def _masks(self, uploads: Sequence[Answer]) -> Iterator[Answer]:
         """Answers by which clients agree on the masks of sums, and take them off the totals."""
@@ -234,9 +230,8 @@ class _Trial:
         if "after_training" in self._recipe.evaluation.stages(self._method.evaluation_stage):
             nbytes *= 2
         most = self._limits.most("score", 0)
-        rows = len(data.test) + len(data.validation)
         usual = most // self._limits.runs
-        return Answer("scores", (), tuple(dict.fromkeys(figures)), nbytes, usual, most, rows, "test and validation")
+        return Answer("scores", (), tuple(dict.fromkeys(figures)), nbytes, usual, most, "test and validation")
 
     def _model(self) -> Answer:
         """The answer to the request to write its model."""
@@ -246,10 +241,8 @@ class _Trial:
         tensors = {f"{stage} {name}": tensor for stage, part in made for name, tensor in part.items()}
         nbytes = facts_nbytes(told.facts) + sum(tensor.nbytes for tensor in tensors.values())
         most = self._limits.most("finish", 1)
-        if not tensors:
-            return Answer("end, without a model", (), tuple(told.facts), nbytes, 1, most)
-        names = _described(tensors)
-        return Answer("model at the end", names, tuple(told.facts), nbytes, 1, most, self._client.n, "training")
+        name, rows = ("model at the end", "training") if tensors else ("end, without a model", "")
+        return Answer(name, _described(tensors), tuple(told.facts), nbytes, 1, most, rows)
 
     def _epsilon(self, sent: Sequence[tuple[Sequence[Release], int]], once: int) -> dict[str, float]:
         """By unit, of releases that are made so often. once: how often one with the same numbers can have others."""
@@ -291,7 +284,7 @@ class _TrialData(DataCache):
 
 
 class _Recorder(Plugin):
-    """Notes what one client sends: `noted`, by the round, "first", "later" or "final", and the exchange's name."""
+    """Notes what one client sends: `noted`, by the round and the exchange's name."""
 
     name = "answers of a trial"
 
@@ -319,9 +312,14 @@ class _Recorder(Plugin):
             figures = (*_FIGURES, *left.sums)
             nbytes = largest_nbytes(round.method.upload_form, left.message, known) + _NUMBER * len(figures)
             hidden = [f"noise on {one.what}" for one in releases] + [_IN_TOTAL] * (ADDENDS in left.message)
-            upload = Answer("", _described(flatten(left.message)), figures, nbytes, hidden_by=(*dict.fromkeys(hidden),))
-            when = "final" if job.is_final else "first" if round.number == 1 else "later"
+            told = _described(flatten(left.message))
+            upload = Answer("", told, figures, nbytes, rows="training", hidden_by=(*dict.fromkeys(hidden),))
+            when = _FINAL if job.is_final else _when(round.number)
             self.noted[when, job.exchange.name] = upload, releases
+
+
+def _when(number: int) -> str:
+    return "round 1" if number == 1 else "later rounds"
 
 
 def _described(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -330,40 +328,6 @@ def _described(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
         f"{name} {'x'.join(map(str, tensor.shape)) or '1'} {str(tensor.dtype).removeprefix('torch.')}"
         for name, tensor in tensors.items()
     )
-
-
-def _names(upload: Answer) -> list[str]:
-    """Of its tensors, whose shapes may be others in another round."""
-    return [tensor.rsplit(" ", 2)[0] for tensor in upload.tensors]
-
-
-# the page -----------------------------------------------------------------------------------------------------------
-
-
-def _page(table: AnswerTable) -> Iterator[str]:
-    answers = table.answers
-    columns = [
-        Column("answer", [one.name for one in answers], words=True),
-        Column("in a run", [str(one.usual) for one in answers]),
-        Column("at most", ["any" if one.most is None else str(one.most) for one in answers]),
-        Column("bytes\nof one", [size(one.nbytes) for one in answers]),
-        Column("bytes\nat most", [size(one.nbytes_at_most) for one in answers]),
-        Column("bits\na row", [formatted(one.bits_per_row, ",.0f") for one in answers]),
-        Column("of rows", [one.part or NOT_KNOWN for one in answers], words=True),
-        Column("hidden by", [", ".join(one.hidden_by) or "nothing" for one in answers], words=True),
-    ]
-    yield table.title
-    yield ""
-    yield render_text(columns, _WIDTH)
-    yield ""
-    for one in answers:
-        parts = [*_shortened(one.tensors, "tensors"), *_shortened(one.figures, "figures")]
-        yield wrapped(f"{one.name}: {'; '.join(parts)}", _WIDTH)
-    for unit, value in table.epsilon.items():
-        most = table.epsilon_at_most[unit]
-        yield wrapped(
-            f"epsilon of a {unit} at delta {table.delta:g}: {value:.3g} in a run, {most:.3g} of all answers", _WIDTH
-        )
 
 
 def _shortened(names: Sequence[str], what: str) -> list[str]:

@@ -26,7 +26,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Settings, Weight
 from polyfed.deploy import SHORTEST, require_package
 from polyfed.deploy.node_config import hyphenated
-from polyfed.deploy.node_registry import LARGEST_ANSWER, Answer
+from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Count, Envelope, Kind, NodeError
 from polyfed.deploy.server import serve
 from polyfed.errors import PolyfedError, RunError
@@ -66,7 +66,6 @@ class RunConfig(Settings):
     overwrite: bool = False
     clients: Count = 0  # as in the recipe
     deadline: Weight = 600.0
-    max_megabytes: Weight = LARGEST_ANSWER / 1e6
 
 
 def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ()) -> ServerApp:

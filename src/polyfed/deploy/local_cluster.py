@@ -65,7 +65,6 @@ def local(
     preset: str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
-    deadline: float = 600.0,
     progress: bool = False,
 ) -> Run:
     """Run a recipe with every client in a node of its own.
@@ -74,7 +73,6 @@ def local(
         recipe: the TOML file.
         nodes: how many clients, in place of ``data.num_clients``.
         method, overrides, seed, preset, overwrite: as for `polyfed.run`. out: default: `Recipe.folder`.
-        deadline: seconds that a node has to answer; after them it counts as dropped out for the round.
         progress: show the server app's output, on standard error.
 
     Returns:
@@ -88,15 +86,13 @@ def local(
     All programs have ended in any case.
     """
     require_package("flwr", "deploy local")
-    if not 0 < deadline < float("inf"):
-        raise ConfigError(f"expected --deadline as seconds, more than 0, got {deadline:g}")
     changes = [*overrides, *([] if nodes is None else [f"data.num_clients={nodes}"])]
     chosen = Recipe.load(recipe, changes, method=method, seed=seed, preset=preset, out=out)
     folder = Path(chosen.folder).absolute()
     if not overwrite and any((folder / name).exists() for name in ("recipe.toml", "rounds.jsonl")):
         raise ConfigError(f"{folder} already holds a run; replace it with --overwrite (overwrite=True)")
     RunFolder(folder).validate(chosen.to_dict(), False, overwrite, chosen.chosen_method.planned)
-    config = {"out": str(folder), "overwrite": overwrite, "deadline": float(deadline)}
+    config = {"out": str(folder), "overwrite": overwrite}
     _flower_config(config)  # whether Flower's command line has a form for it
     federation = build_federation(chosen, out=folder)  # whether data, models and method fit
     logs = folder.with_name(f"{folder.name}-logs")

@@ -121,7 +121,6 @@ class NodeRegistry:
     Args:
         recipe: the same as theirs. wire: reaches them. deadline: seconds that a node has for an answer.
         event_log: for events. count: clients of the federation. say: receives lines on the progress.
-        largest: bytes that the body of an answer may have.
 
     Attributes:
         node_of: number of client -> its node, where it has introduced itself to this process.
@@ -136,7 +135,6 @@ class NodeRegistry:
         event_log: EventLog,
         count: int,
         say: Callable[[str], None],
-        largest: int = LARGEST_ANSWER,
     ) -> None:
         self._settings = shared_config(recipe)
         self.wire = wire
@@ -144,7 +142,6 @@ class NodeRegistry:
         self.event_log = event_log
         self.count = count
         self._say = say
-        self._largest = largest
         self.node_of: dict[int, int] = {}
         self.class_names = recipe.data.class_names or next((hello.class_names for hello in self.known.values()), None)
         self._asked: dict[str, int] = {}  # greetings under way
@@ -191,8 +188,8 @@ class NodeRegistry:
         return answers
 
     def _bounded(self, answer: Answer) -> Answer:
-        if isinstance(answer, Envelope) and len(answer.body) > self._largest:
-            return NodeError(f"expected an answer of at most {self._largest} bytes, got {len(answer.body)}")
+        if isinstance(answer, Envelope) and len(answer.body) > LARGEST_ANSWER:
+            return NodeError(f"expected an answer of at most {LARGEST_ANSWER} bytes, got {len(answer.body)}")
         return answer
 
     def wait_for_clients(self) -> None:

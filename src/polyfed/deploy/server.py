@@ -21,7 +21,7 @@ from polyfed.core.model_factory import BY_SIZE, Builder
 from polyfed.core.modules import as_split_model
 from polyfed.data.transforms import Prepare
 from polyfed.deploy.node_executor import NodeExecutor
-from polyfed.deploy.node_registry import EVENT_LOG, LARGEST_ANSWER, EventLog, NodeRegistry, Transport
+from polyfed.deploy.node_registry import EVENT_LOG, EventLog, NodeRegistry, Transport
 from polyfed.deploy.placeholders import (
     UNSEEN,
     RemoteStore,
@@ -212,7 +212,6 @@ def serve(
     overwrite: bool = False,
     clients: int = 0,
     deadline: float = 600.0,
-    max_megabytes: float = LARGEST_ANSWER / 1e6,
     loggers: Sequence[object] = (),
 ) -> Run:
     """Run a recipe with nodes for clients; the run folder is that of any run, with `nodes.jsonl` beside.
@@ -222,7 +221,6 @@ def serve(
         resume: go on after the run folder's last round. overwrite: replace the run that it holds.
         clients: how many there are, where the recipe does not say; the run begins when all are there.
         deadline: seconds that a node has for an answer; then it has dropped out of the round.
-        max_megabytes: of a node's answer; a larger one counts for nothing.
         loggers: see `Logger`.
 
     Raises:
@@ -243,7 +241,7 @@ def serve(
     loggers = [*loggers, *(LOGGERS[name]() for name in recipe.run.loggers)]
     say = functools.partial(notify, loggers, "message")
     log = EventLog(path / EVENT_LOG, resume)
-    registry = NodeRegistry(recipe, wire, deadline, log, count, say, int(max_megabytes * 1e6))
+    registry = NodeRegistry(recipe, wire, deadline, log, count, say)
     if not (resume and registry.known and folder.finished(recipe.to_dict()) is not None):
         registry.wait_for_clients()
     federation = DeployedFederation(recipe, registry, DataCache(), path, loggers)

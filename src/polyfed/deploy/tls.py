@@ -33,19 +33,16 @@ AUTHORITY_KEY = "ca.key"
 SERVER = "server.pem"
 SERVER_KEY = "server.key"
 _HERE = ("localhost", "127.0.0.1")  # where a server's own programs, and a proxy beside it, call it
-_LONGEST = 36500  # days that a server's certificate may be good for
+_DAYS = 365  # that a server's certificate is good for; a new authority ten times as long
 _NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")  # one part of a host name
 
 
-def make_server_certificate(
-    folder: str | Path, hosts: Sequence[str], days: int = 365, overwrite: bool = False
-) -> list[Path]:
+def make_server_certificate(folder: str | Path, hosts: Sequence[str], overwrite: bool = False) -> list[Path]:
     """Write a server's certificate, and the authority that signs it where the folder has none yet.
 
     Args:
         folder: made if missing; the authority in it is kept, so that a renewed certificate needs no change on nodes.
         hosts: the server's host names and IP addresses, at least one; this machine's own are added.
-        days: of validity; a new authority has ten times as many.
         overwrite: replace a server's certificate that is there.
 
     Returns:
@@ -63,20 +60,18 @@ def make_server_certificate(
     names = [_subject_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
     if not hosts:
         raise ConfigError("expected a host name or address that nodes call the server by, got none")
-    if not 1 <= days <= _LONGEST:
-        raise ConfigError(f"expected a certificate that is good for 1 to {_LONGEST} days, got {days} days")
     taken = [keys / name for name in (SERVER, SERVER_KEY) if (keys / name).exists()]
     if taken and not overwrite:
         raise ConfigError(f"{taken[0]} is there already; replace the server's certificate with --overwrite")
     files: dict[str, bytes] = {}
     if any((keys / name).exists() for name in (AUTHORITY, AUTHORITY_KEY)):
-        signer, key = _authority(keys, days)
+        signer, key = _authority(keys)
     else:
         key = _new_key()
-        signer = _certificate("polyfed federation", key, None, key, 10 * days)
+        signer = _certificate("polyfed federation", key, None, key, 10 * _DAYS)
         files |= {AUTHORITY: signer.public_bytes(form.Encoding.PEM), AUTHORITY_KEY: _private_bytes(key)}
     own = _new_key()
-    certificate = _certificate(hosts[0], own, signer, key, days, names)
+    certificate = _certificate(hosts[0], own, signer, key, _DAYS, names)
     files |= {SERVER: certificate.public_bytes(form.Encoding.PEM), SERVER_KEY: _private_bytes(own)}
     for name, data in files.items():
         _write(keys / name, data, private=name in (AUTHORITY_KEY, SERVER_KEY))
@@ -116,8 +111,8 @@ def _private_bytes(key: EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
 
 
-def _authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:
-    """The authority that the folder holds, good for at least `days` more."""
+def _authority(folder: Path) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:
+    """The authority that the folder holds, good for as long as a new certificate."""
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -135,9 +130,9 @@ def _authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurve
         raise ConfigError(f"expected {AUTHORITY} and {AUTHORITY_KEY} in {folder}, got {error.strerror}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public:
         raise ConfigError(f"expected {AUTHORITY_KEY} to be the key of {AUTHORITY} in {folder}, got another one")
-    if ends < datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days):
+    if ends < datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=_DAYS):
         raise ConfigError(
-            f"expected an authority good for {days} days or more in {folder}, got one that ends on {ends.date()}"
+            f"expected an authority good for {_DAYS} days or more in {folder}, got one that ends on {ends.date()}"
         )
     return certificate, key
 

@@ -21,7 +21,7 @@ from polyfed.engine.network_checks import compute_alike
 from polyfed.errors import ConfigError, suggest
 from polyfed.functional.tied_tensors import find_ties
 from polyfed.models.third_party import pretrained_normalization
-from polyfed.models.wrappers import unwrapped
+from polyfed.models.wrappers import check_plain
 from polyfed.models.zoo import build
 from polyfed.registry import MODELS
 
@@ -61,7 +61,9 @@ def build_model_factory(
 
 
 def _built(builder: Builder) -> nn.Module:
-    return unwrapped(builder())
+    network = builder()
+    check_plain(network)
+    return network
 
 
 def trained_counts(model_factory: ModelFactory, clients: Sequence[Client]) -> dict[str, int]:
@@ -154,7 +156,8 @@ def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) 
         if client.given is None:
             named[client.architecture] = builders[client.architecture]
             continue
-        module = client.given = unwrapped(client.given, f"client {number}: ")
+        module = client.given
+        check_plain(module, f"client {number}: ")
         who = f"client {number} ('{type(module).__name__}')"
         check_parameters(module, who)
         shapes = tuple((name, tuple(t.shape), t.dtype) for name, t in module.state_dict().items())

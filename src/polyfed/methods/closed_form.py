@@ -88,7 +88,7 @@ class ClosedForm(Method):
 
     # phi, from inputs to features: "random"; of images, filters made of two "photographs", the same for everybody;
     # "default": photographs for images, random for all else; or what a frozen network gives before its head:
-    # "timm:NAME?pretrained", "torchvision:NAME?pretrained", "hf:NAME?pretrained", "package.module:name"
+    # "timm:NAME?pretrained", "torchvision:NAME?pretrained", "package.module:name"
     map: Annotated[str, AfterValidator(_known_map)] = "default"
     views: bool = True  # rows count with the views of training.augmentation, where it is set
     # D, numbers that an input becomes; of texts, all words count; a network has as many as it has

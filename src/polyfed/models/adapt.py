@@ -23,7 +23,7 @@ from polyfed.errors import ConfigError, described, suggest
 from polyfed.functional.modes import eval_mode
 from polyfed.models.split import Part, SplitModel, in_features, projection_and_head
 from polyfed.models.traced_forward import ROOT, CapturedHead, CutForward, UnrecordedForward, logits_of, trace_forward
-from polyfed.models.wrappers import unwrapped
+from polyfed.models.wrappers import check_plain
 
 Half = Callable[[nn.Module, Tensor], Any]  # runs a part of the forward of what a wrapper holds
 
@@ -40,7 +40,7 @@ def split(
 
     Args:
         module: takes one tensor (further arguments keep their defaults), returns the logits, a tensor, or what has
-            them as its attribute ``logits``, as networks of Hugging Face do; taken out of torch.compile and the like.
+            them as its attribute ``logits``, as networks of Hugging Face do.
         head: dotted name of the submodule that turns the representation into logits. It is called last.
         extractor: dotted name of the last submodule of the extractor, which ends at its output; for FedIN the first
             block. None: everything before the head, and an empty intermediate part (enough for FedGH and FedHeNN); the
@@ -68,7 +68,7 @@ def split(
         raise ConfigError(f"split expects an nn.Module, got {described(module)}")
     if isinstance(module, SplitModel):
         raise ConfigError(f"{module.architecture} is a SplitModel already; use it as it is")
-    module = unwrapped(module)
+    check_plain(module)
     model = Adapted(module, head, extractor, architecture or type(module).__name__)
     if example is None:
         model.feature_dim = in_features(model.head)

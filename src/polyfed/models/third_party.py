@@ -1,6 +1,6 @@
-"""Networks of timm, torchvision and Hugging Face by name, and where a network without cuts is cut.
+"""Networks of timm and torchvision by name, and where a network without cuts is cut.
 
-    timm:resnet10t   torchvision:resnet18   hf:owner/name   package.module:function   any of them with @layer1 behind
+    timm:resnet10t   torchvision:resnet18   package.module:function   any of them with @layer1 behind
 
 The part behind ``@`` names the submodule that ends the extractor; ``@none`` leaves the intermediate part empty. Weights
 are drawn, unless ``?pretrained`` stands behind the name of another package's network: then all but the head are those
@@ -17,7 +17,6 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int
     package, _, called = plain.partition(":")
     if mark and (mark + wanted != _PRETRAINED or package not in _MAKERS):
         raise ConfigError(
-            f"model '{name}': expected '{_PRETRAINED}' behind the name of a network of timm, torchvision or hf, "
+            f"model '{name}': expected '{_PRETRAINED}' behind the name of a network of timm or torchvision, "
             f"got '{mark}{wanted}' behind '{plain}'"
         )
     if package not in _MAKERS:
@@ -134,12 +133,9 @@ def fetch_weights(package: str, called: str, in_shape: tuple[int, ...], classes:
         if package == "timm":
             options = timm_options(called, in_shape, classes)
             fetched = _package("timm").create_model(called, pretrained=True, **options).state_dict()
-        elif package == "torchvision":
+        else:
             entries = _package("torchvision").models.get_model_weights(called).DEFAULT
             fetched = entries.get_state_dict(progress=False, check_hash=True, weights_only=True)
-        else:
-            kinds = _package("transformers").AutoModelForImageClassification
-            fetched = kinds.from_pretrained(called, use_safetensors=True, trust_remote_code=False).state_dict()
     return {name: tensor.detach() for name, tensor in fetched.items()}
 
 
@@ -202,15 +198,8 @@ def read_normalization(package: str, called: str) -> tuple[Any, Any] | None:
         if package == "timm":
             config = _package("timm").get_pretrained_cfg(called)
             return None if config is None else (config.mean, config.std)
-        if package == "torchvision":
-            used = _package("torchvision").models.get_model_weights(called).DEFAULT.transforms()
-            return used.mean, used.std
-        folder = Path(called)
-        if folder.is_dir() and not (folder / "preprocessor_config.json").exists():
-            return None
-        processors = _package("transformers").image_processing_base.ImageProcessingMixin
-        stated, _ = processors.get_image_processor_dict(called)
-        return (stated["image_mean"], stated["image_std"]) if stated.get("do_normalize") else None
+        used = _package("torchvision").models.get_model_weights(called).DEFAULT.transforms()
+        return used.mean, used.std
 
 
 # the packages -------------------------------------------------------------------------------------------------------
@@ -263,24 +252,4 @@ def _torchvision(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Modul
     return module
 
 
-def _hugging_face(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Module:
-    transformers = _package("transformers")
-    channels, *size = in_shape
-    image_size = size[0] if len(set(size)) == 1 else size
-    options = {"num_labels": classes, "num_channels": channels, "image_size": image_size}
-    try:
-        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
-    except Exception as error:  # no such repository, no network, or no configuration of a network in it
-        raise ConfigError(f"unknown model 'hf:{name}': {kind_and_line(error)}") from error
-    kinds = transformers.AutoModelForImageClassification
-    try:
-        module: nn.Module = kinds.from_config(config, trust_remote_code=False)
-    except ValueError as error:
-        raise ConfigError(
-            f"'hf:{name}' classifies no images (model type '{config.model_type}'); for others write a function that "
-            "returns polyfed.split(module, head=..., extractor=None)"
-        ) from error
-    return module
-
-
-_MAKERS = {"timm": _timm, "torchvision": _torchvision, "hf": _hugging_face}  # (name, image shape, classes) -> network
+_MAKERS = {"timm": _timm, "torchvision": _torchvision}  # (name, image shape, classes) -> network

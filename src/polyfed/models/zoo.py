@@ -16,7 +16,7 @@ from polyfed.errors import ConfigError, PolyfedError, kind_and_line
 from polyfed.models import third_party
 from polyfed.models.networks import HOMES, Home
 from polyfed.models.split import PARTS, HiddenHead, Part, SequentialSplit, SplitModel, with_projection
-from polyfed.models.wrappers import unwrapped
+from polyfed.models.wrappers import check_plain
 from polyfed.registry import MODELS, import_object
 
 
@@ -35,7 +35,7 @@ def build(
     """A fresh model with its architecture's name set; weights are drawn from torch's current generator.
 
     Args:
-        name: a registered model; ``"timm:resnet10t"``, ``"torchvision:resnet18"``, ``"hf:owner/name"``, and with
+        name: a registered model; ``"timm:resnet10t"``, ``"torchvision:resnet18"``, and with
             ``"?pretrained"`` behind it all but the head has been trained; or
             ``"package.module:function"`` for a builder of your own, called as ``function(in_shape, classes)`` and
             returning a `SplitModel` (`polyfed.models.adapt.split` makes one) or an ``nn.Module``. What is no
@@ -101,7 +101,7 @@ def page(name: str) -> dict[str, Any]:
     """Describe one model: name, in_shape, classes, parameters and feature_dim on its home data, paper, about and parts
     (part -> parameters).
 
-    Counted on a network built `without_memory`. A network of timm, torchvision or hf is at home on images of 3 x 32 x
+    Counted on a network built `without_memory`. A network of timm or torchvision is at home on images of 3 x 32 x
     32, a model of your own nowhere: its counts are None.
 
     Raises:
@@ -167,4 +167,5 @@ def _call(
         ) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model '{name}' should return a SplitModel or an nn.Module, got a {type(model).__name__}")
-    return unwrapped(model)
+    check_plain(model)
+    return model

@@ -80,7 +80,7 @@ class DeviceSimulation(Plugin):
         settings = self.settings
         self.names = deal(settings.profiles, settings.assignment, len(setup.clients), setup.seed, "devices")
         self._exclude_oversized(setup)
-        check_buffer(self.settings, setup, self.availability())
+        check_buffer(self.settings, setup)
 
     def facts(self) -> dict[str, Any]:
         """The settings, and who is left out."""
@@ -91,28 +91,15 @@ class DeviceSimulation(Plugin):
         profile: Profile = self.settings.profile(self.names[client_id])
         return profile
 
-    def availability(self) -> list[float]:
-        """Of each client, the probability that its device is there in a round; nothing where devices are off."""
-        return [self.profile(number).availability for number in range(len(self.names))]
-
     def absent(self, number: int) -> Collection[int]:
         """Whose network does not fit its device."""
         return self.excluded
 
     def select(self, round: Round) -> None:
-        """Start the round's clock, and draw whose device is there: one that is not drops out before all else."""
+        """Start the round's clock, and its buffer."""
         self._clock = _Clock()
         round.counts_operations = self.settings.enabled
         self._buffer = self._start_buffer(round)
-        if round.final or not self.settings.enabled:
-            return
-        there = {i: self.profile(i).availability for i in round.present}
-        doubtful = [i for i in round.present if there[i] < 1]
-        draws = {i: torch.rand((), generator=generator(self._seed, "device", round.number, i)) for i in doubtful}
-        away = {i for i, value in draws.items() if float(value) >= there[i]}
-        round.unreachable |= away
-        round.silenced -= away
-        round.late -= away
 
     def _start_buffer(self, round: Round) -> UploadBuffer | None:
         """The round's buffer, if the server waits for so many uploads; and who begins in it.
@@ -129,7 +116,7 @@ class DeviceSimulation(Plugin):
         at_work = [one.client_id for one in self.work]
         starters = draw_starters(self._training, self._seed, round.number, round.present, at_work, size)
         round.cohort = sorted([*starters.at_once, *starters.then])
-        return UploadBuffer(size, self.settings.staleness, starters)
+        return UploadBuffer(size, starters)
 
     def after_jobs(
         self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]

@@ -120,7 +120,6 @@ class Profile(Settings):
     download_bps: Rate = Field(description="bit/s from the server")
     upload_bps: Rate = Field(description="bit/s to the server")
     latency: Finite = Field(0.0, description="seconds that every message takes beside its bits")
-    availability: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="probability of being there in a round")
 
 
 BUILT_IN: Mapping[str, Profile] = {
@@ -151,10 +150,6 @@ class Devices(Settings):
         None,
         description="uploads after which the server aggregates, of any clients (FedBuff); default: those of all "
         "who take part in the round",
-    )
-    staleness: Annotated[Literal["polynomial", "constant"], ActsWith("buffer_size")] = Field(
-        "polynomial",
-        description="buffer_size: how much an upload counts that began tau rounds ago: 1 / sqrt(1 + tau), or 1",
     )
     on_out_of_memory: Annotated[Literal["refuse", "leave out"], ActsWith("profiles")] = Field(
         "refuse", description="clients whose network does not fit their memory: none are run with, or without them"

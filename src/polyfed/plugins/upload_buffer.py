@@ -5,13 +5,13 @@ clients are at work at any time (the paper's concurrency). A round is a step of 
 
 Client k:  receives w^r from round r, trains, uploads;  Delta_k = w_k - w^r.
 Server:    round t ends with the K-th upload:  w^(t+1) = w^t + sum over these of p_k s(t - r) Delta_k,
-           s(tau) = 1 / sqrt(1 + tau) ("polynomial") or 1 ("constant");  p_k are the method's.
+           s(tau) = 1 / sqrt(1 + tau);  p_k are the method's.
 Whose upload arrives makes room for a client that is drawn of those not at work, and begins at once with w^t.
 
 Deviations from the paper: (1) Who has uploaded, or began after this round did, rests until the next one, so that a
 buffer has one upload of a client. (2) p_k is the method's, as by training samples; "uniform" is the paper's 1 / K.
-(3) A client whose work is rejected takes a place in the buffer. (4) Of uploads that are no changes of weights s is a
-factor of what the method weighs them by (`Method.staleness_weighting`).
+(3) A client whose work is rejected takes a place in the buffer. (4) By `Method.staleness_weighting`, s is a factor of
+what the method weighs uploads by that are no changes of weights, or 1 where uploads of any age count alike.
 Where all devices are alike and K and the clients at work are all, rounds are those of a server that waits for all.
 """
 
@@ -102,7 +102,6 @@ class UploadBuffer:
     """
 
     size: int
-    staleness: str
     starters: Starters
     aggregated: list[dict[str, int]] = field(default_factory=list)
 
@@ -131,7 +130,7 @@ class UploadBuffer:
         for number in sorted(filled.arrived):
             began = before[number].round if number in before else round.number
             result = fresh[number] if number in fresh else before[number].result
-            weight = (1 + round.number - began) ** -0.5 if self.staleness == "polynomial" else 1.0
+            weight = 1.0 if round.method.staleness_weighting == "alike" else (1 + round.number - began) ** -0.5
             if began < round.number and result.counts and round.method.staleness_weighting == "changes":
                 present = round.method.broadcast(round.server, number)
                 result = dataclasses.replace(result, message=_applied(round.method, result.message, present, weight))
@@ -179,8 +178,8 @@ def _mapped(method: Method, message: Message, received: Message, function: Calla
 # before round 1 -----------------------------------------------------------------------------------------------------
 
 
-def check_buffer(settings: Devices, setup: Setup, availability: Sequence[float]) -> None:
-    """Whether uploads can be buffered here. availability: of the clients' devices."""
+def check_buffer(settings: Devices, setup: Setup) -> None:
+    """Whether uploads can be buffered here."""
     size = settings.buffer_size
     if size is None:
         return
@@ -194,11 +193,6 @@ def check_buffer(settings: Devices, setup: Setup, availability: Sequence[float])
     there = len(setup.present(1))
     if size > there:
         raise ConfigError(f"devices.buffer_size: expected at most the {there} clients of round 1, got {size}")
-    if min(availability) < 1:
-        raise ConfigError(
-            f"devices.buffer_size: expected devices that are always there, got one with availability "
-            f"{min(availability):g}"
-        )
     _check_others(setup)
     for number in range(1, setup.training.rounds + 1):
         exchanges = method.exchanges(number)
@@ -213,11 +207,6 @@ def check_buffer(settings: Devices, setup: Setup, availability: Sequence[float])
         raise ConfigError(
             f"devices.buffer_size: expected a method whose server takes uploads of earlier rounds, got {name}, whose "
             "server needs those of the present one"
-        )
-    if method.staleness_weighting == "alike" and settings.staleness != "constant":
-        raise ConfigError(
-            f"devices.staleness: expected 'constant' for {name}, which counts uploads of any age alike, got "
-            f"'{settings.staleness}'"
         )
 
 

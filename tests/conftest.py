@@ -56,7 +56,7 @@ def _let_torchvision_import() -> None:
 # Properties of the kit that take longest, or that the engine answers for more than the method does. `make test` asks
 # them of three methods only (an average, a head that the server trains, control variates), `make test-all` of all.
 LONG = {
-    *("any_subset", "batchnorm", "begins_alike", "data_are_shuffled", "degenerate_clients"),
+    *("any_subset", "batchnorm", "begins_alike", "degenerate_clients"),
     *("global_generators_untouched", "goes_on_after_its_end", "hyperparameters_matter", "initial_weights_are_ignored"),
     *("learns", "missing_upload_is_not_zero", "nan_is_rejected", "other_seed_other_result", "same_seed_same_result"),
     "state_is_explicit",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyfed.attacks.inversion import invert_features
+from polyfed.attacks.reconstruction import invert_features
 from polyfed.functional.image_quality import psnr, total_variation
 from polyfed.methods.building_blocks.feature_pairs import add_noise
 

@@ -163,19 +163,6 @@ class BranchesOnValues(Local):
         return value if value.item() < 10 else 0.1 * value
 
 
-class Unshuffled(Local):
-    """Takes its rows from the data as they lie instead of the batch that was drawn."""
-
-    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        size = client.training.batch_size
-        start = step * size % client.n
-        train = client.data.train
-        return {"x": train.x[start : start + size], "y": train.y[start : start + size]}
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return F.cross_entropy(model(context["x"]), context["y"])
-
-
 class DropsTheLastBatch(Local):
     """A batch that is not full is dropped: a small client never learns, and nobody says so."""
 
@@ -397,7 +384,6 @@ REJECTED: dict[type[Method], str] = {  # method -> the property that does not ho
     GlobalSeed: "global_generators_untouched",
     DrawsInTheLastLoss: "loss_is_pure",
     BranchesOnValues: "loss_is_pure",
-    Unshuffled: "data_are_shuffled",
     DropsTheLastBatch: "degenerate_clients",
     FloatComesDown: "speaks_in_tensors",
     NoDecorator: "has_hyperparameters",

@@ -72,7 +72,11 @@ def leakage(
         if value < least:
             raise ConfigError(f"--{name}: expected at least {least}, got {value}")
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
-    records = _named_apart([record for record in load_runs(paths, trust) if record.finished])
+    records = [record for record in load_runs(paths, trust) if record.finished]
+    names = [record.name for record in records]
+    for place, record in enumerate(records):
+        if names.count(record.name) > 1:
+            records[place] = replace(record, name=f"{record.name}, seed {record.seed}")
     if not records:
         raise ConfigError(f"expected folders of finished runs, got {', '.join(map(str, paths))}")
     above = Path(os.path.commonpath([record.path.absolute() for record in records]))
@@ -96,28 +100,13 @@ def leakage(
     return found, files
 
 
-def _named_apart(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs, with the seed in the names of those that differ in nothing else."""
-    names = [record.name for record in records]
-    return [
-        replace(record, name=f"{record.name}, seed {record.seed}") if names.count(record.name) > 1 else record
-        for record in records
-    ]
-
-
 # one run --------------------------------------------------------------------------------------------------------------
 
 
 def audit_run(
     record: RunRecord, images: int, steps: int, say: Callable[[str], None] = lambda _: None
 ) -> tuple[dict[str, Any], Reconstruction | None]:
-    """Look into one run.
-
-    Args:
-        record: a finished run of a recipe. images, steps, say: see `leakage`.
-
-    Returns:
-        Its entry in ``leakage.json``, and the images of its first client, where there are some.
+    """The entry of one finished run in ``leakage.json``, and the images of its first client, where there are some.
 
     Raises:
         ConfigError: numbers are predicted; or it cannot be run again, see `replay`.
@@ -247,16 +236,9 @@ def _interval(value: Mapping[str, float] | None) -> str:
 def _notes(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the numbers are, and why some are missing."""
     notes = [
-        "Members: rows that a client trained on. Others: test rows that nobody trained on. AUC, and the share of "
-        "members found where 1 % of the others are called members (- where there are fewer than 100), over the rows of "
-        "all clients, with 95 % intervals.",
-        "holder: an attacker who has the clients' own networks as the run left them; not the server.",
+        "Members: rows that a client trained on; others: its test rows. Intervals: 95 %. holder: an attacker with the "
+        "clients' own networks. Guess: the mean of the client's training images."
     ]
-    if any(each["reconstruction"] for each in found):
-        notes.append(
-            "Images: each is compared with the nearest private one behind what was attacked. Guess: the mean of the "
-            "client's training images, which needs no upload."
-        )
     for each in found:
         name = each["name"]
         if each["upload_settings"]:

@@ -38,13 +38,9 @@ _STATED = "which classes"  # the fact of `plaintext_facts`
 
 
 def describe_guesses(by: str, clients: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """How good an attacker's guesses are over the rows of several clients, as JSON takes it.
+    """How good the guesses of `SERVER` or `HOLDER` are over the rows of several clients, as JSON takes it.
 
-    The rate is None where there are too few rows for it.
-
-    Args:
-        by: `SERVER` or `HOLDER`.
-        clients: of each, the scores (N,), the higher the likelier a member, and (N,) bool, the truth.
+    clients: of each, the scores (N,) and (N,) bool, the truth. The rate is None where there are too few rows for it.
     """
     scores = torch.cat([own for own, _ in clients])
     member = torch.cat([truth for _, truth in clients])

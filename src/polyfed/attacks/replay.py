@@ -50,13 +50,9 @@ class Transcript:
 
 
 class Recorder:
-    """Keeps the messages of every client's main exchange in one round.
+    """Keeps the messages of every client's main exchange in one round: client -> transcript.
 
-    Args:
-        rounds: client -> the round to keep.
-
-    Attributes:
-        transcripts: client -> transcript.
+    rounds: client -> the round to keep.
     """
 
     def __init__(self, rounds: Mapping[int, int]) -> None:

@@ -23,19 +23,12 @@ SHORTEST = 0.1  # seconds between two looks for a message
 
 
 def wait_on(since: float, longest: float) -> None:
-    """Pause between two looks for something, a tenth of the time waited: it is found hardly later, with few looks.
-
-    Args:
-        since: when the waiting began, by `time.monotonic`. longest: seconds.
-    """
+    """Pause between two looks, for a tenth of the time waited since (`time.monotonic`), `longest` seconds at most."""
     time.sleep(min(max((time.monotonic() - since) / 10, SHORTEST), longest))
 
 
 def require_package(package: str, purpose: str) -> None:
-    """Check that a package of the extra `flower` is installed, without importing it.
-
-    Args:
-        purpose: what needs it, for the message: "deploy local".
+    """Check, without importing it, that the package of the extra `flower` is there which the purpose needs.
 
     Raises:
         ConfigError: it is not installed.

@@ -39,11 +39,8 @@ _LENGTHS = "rounds of the recipe"  # no request: which this node's operator has 
 class AnswerLimits:
     """What a server may ask of one node, and how often.
 
-    Args:
-        recipe: the node's own. config: its configuration. rows: how many it trains on.
-
-    Attributes:
-        runs: so many are answered where rows are told of by noise or by scores.
+    recipe: the node's own. rows: how many it trains on. runs: so many are answered where rows are told of by noise or
+    by scores.
     """
 
     def __init__(self, recipe: Recipe, config: NodeConfig, rows: int) -> None:
@@ -174,11 +171,8 @@ class AnswerLimits:
 
 
 def scores_with_job(recipe: Recipe, task: TaskRequest) -> tuple[bool, list[str]]:
-    """What the recipe scores with the job that is asked for.
-
-    Returns:
-        Whether the client is scored right after local training; the parts of its data by which it is scored as it
-        stands after the job.
+    """What the recipe scores with the job that is asked for: whether the client is scored right after local training;
+    the parts of its data by which it is scored as it stands after the job.
     """
     method = recipe.chosen_method
     stages = recipe.evaluation.stages(method.evaluation_stage)
@@ -202,14 +196,9 @@ class TooManyAnswers(RunError):
 
 
 def count_answer(path: Path, kind: str, request: str, most: int) -> set[str]:
-    """Note a request before it is answered, in a file with a line for each; processes that share it count together.
+    """Note a request before it is answered, in a file with a line for each; those of the kind that it then has.
 
-    Args:
-        path: of the file, made with the first line. Its folder is locked while a request is counted.
-        kind: requests of one kind are counted together. request: identifies it. most: different ones of the kind.
-
-    Returns:
-        Those of the kind.
+    path: of the file, which processes may share. request: identifies it. most: different ones of the kind.
 
     Raises:
         TooManyAnswers: it would be one too many; it must not be answered.

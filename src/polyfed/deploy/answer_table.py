@@ -190,11 +190,7 @@ class _Trial:
             asked.update((_when(number), exchange.name) for exchange in method.exchanges(number))
         asked.update((_FINAL, exchange.name) for exchange in method.final_exchanges())
         for (when, name), usual in asked.items():
-            places = (
-                (when, name),
-                (_when(1), name),
-                (_when(2), name),
-            )  # a client that diverges in one sends nothing there
+            places = [(when, name), (_when(1), name), (_when(2), name)]  # in one of them it may have diverged
             noted = next((self._noted[place] for place in places if place in self._noted), None)
             if noted is None:
                 raise RunError(

@@ -144,11 +144,7 @@ class ProcessGroup:
     """Programs that end with the block that holds them, in the order of their start: a server before its nodes.
 
     A started program may start others, in sessions of their own. All of them inherit a mark in their environment, by
-    which those that outlive their parent are found and ended at the end (Linux).
-
-    Args:
-        logs: folder of their log files.
-        environment: variables laid over ours.
+    which those that outlive their parent are found and ended at the end (Linux). environment: laid over ours.
     """
 
     def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
@@ -182,12 +178,7 @@ class ProcessGroup:
     def start(self, name: str, command: Sequence[str | Path], folder: Path | None = None) -> Popen[bytes]:
         """Start a program in a session of its own, as a Ctrl-C at the terminal is ours to handle; no shell is used.
 
-        Args:
-            name: in messages and of its log; one of this name that has ended makes room.
-            command: file and words. folder: where it works; default: the present one.
-
-        Raises:
-            RunError: it cannot be started.
+        name: of its log; one of this name that has ended makes room. RunError: it cannot be started.
         """
         mode = "ab" if name in self._started else "wb"
         self._started.add(name)
@@ -281,15 +272,10 @@ class ProcessGroup:
 
 
 class LocalCluster(ProcessGroup):
-    """A server and its nodes, each a program of its own on this machine, which end with the block.
+    """A server and so many nodes, each a program of its own on this machine, which end with the block.
 
-    Args:
-        temporary: holds the app (in "app"); for keys, the nodes' state and Flower's own files.
-        logs: folder of the programs' log files.
-        nodes: how many.
-
-    Attributes:
-        port, address: where the server listens.
+    temporary: holds the app (in "app"); for keys, the nodes' state and Flower's own files. logs: folder of log files.
+    port, address: where the server listens.
     """
 
     def __init__(self, temporary: Path, logs: Path, nodes: int) -> None:
@@ -343,11 +329,7 @@ class LocalCluster(ProcessGroup):
         return self.start(f"node-{number}", [*polyfed_command(), "deploy", "node", *options, "--node-config", config])
 
     def run(self, config: Mapping[str, Any], look: Callable[[], None] = lambda: None, app: Path | None = None) -> None:
-        """Run the app to its end.
-
-        Args:
-            config: settings of the run, over those of the app. look: called every moment. app: in place of the one in
-                the temporary folder.
+        """Run the app to its end, with these settings over its own. look: called every moment.
 
         Raises:
             ConfigError, RunError: the server app's own; or the server ended.

@@ -46,11 +46,7 @@ _NONCE = bytes(12)  # a key encrypts one text
 
 
 class Participant:
-    """A client of one sum.
-
-    Args:
-        secret: 32 bytes that nobody else knows. client: its number. name: of the sum, for which no other keys are used.
-    """
+    """A client of one sum, by its name. secret: 32 bytes that nobody else knows."""
 
     def __init__(self, secret: bytes, client: int, name: str) -> None:
         self._client = client
@@ -67,11 +63,7 @@ class Participant:
         return _public(self._sealing) + _public(_private(self._secrets[1]))
 
     def shares(self, keys: Mapping[int, bytes], needed: int) -> dict[int, bytes]:
-        """What each client is to get, encrypted for it.
-
-        Args:
-            keys: of all clients, by number. needed: t.
-        """
+        """What each client is to get, encrypted for it. keys: of all, by number. needed: t."""
         values = self._own_shares(keys, needed)
         return {
             other: self._cipher(self._client, other, keys).encrypt(_NONCE, values[other], self._name) for other in keys
@@ -97,13 +89,9 @@ class Participant:
     def unmask(
         self, keys: Mapping[int, bytes], shared: Mapping[int, bytes], survivors: Collection[int]
     ) -> dict[int, bytes]:
-        """A share of b_v of each survivor v, of what s_v is made of for all others.
+        """A share of b_v of each survivor v (U3), of what s_v is made of for all others.
 
-        Args:
-            keys: of all clients. shared: U2, what each of them has encrypted for this client. survivors: U3.
-
-        Raises:
-            RunError: a text was not encrypted by its client for this one and this sum.
+        shared: U2, what each of them has encrypted for this client. RunError: it was not, for this client and sum.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -126,12 +114,8 @@ class Participant:
 class MaskOfTotal:
     """What a server takes from the sum of uploads.
 
-    Args:
-        keys: of all clients. sharers: U2. survivors: U3. known: as the clients know the sum.
-        answers: what `Participant.unmask` gave, of t of the survivors.
-
-    Raises:
-        RunError: the shares do not give what they are of.
+    keys: of all clients. sharers: U2. survivors: U3. answers: what `Participant.unmask` gave, of t of these. known: as
+    the clients know the sum. RunError: the shares do not give what they are of.
     """
 
     def __init__(

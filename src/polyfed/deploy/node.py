@@ -25,7 +25,6 @@ from polyfed.data.transforms import Prepare
 from polyfed.deploy.answer_limits import AnswerLimits, scores_with_job
 from polyfed.deploy.node_config import NodeConfig, auxiliary_network, data_of_node
 from polyfed.deploy.node_disk import ClientSnapshot, NodeCheckpoints, checkpoint_id, load_or_create_key, token
-from polyfed.deploy.node_sums import NodeSum
 from polyfed.deploy.protocol import (
     JOB_FACTS,
     OF_SUMS,
@@ -38,6 +37,7 @@ from polyfed.deploy.protocol import (
     read_message,
     shared_config,
 )
+from polyfed.deploy.sums import NodeSum
 from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.arguments import plugins_of
 from polyfed.engine.compatibility import check_compatibility
@@ -73,15 +73,8 @@ _UNSEEN = ("experiment", "settings", "best", "sum")  # keys of a request without
 class Node:
     """One client's node.
 
-    Args:
-        recipe: the same experiment as the server's. config: this node's own.
-        data: keeps data between envelopes of one process.
-
-    Attributes:
-        recipe: with what the configuration changes in it.
-
-    Raises:
-        ConfigError: its folder is not its own.
+    recipe: the same experiment as the server's; as an attribute with what the node's own configuration changes in it.
+    data: keeps data between envelopes of one process. ConfigError: its folder is not its own.
     """
 
     def __init__(self, recipe: Recipe, config: NodeConfig, data: DataCache | None = None) -> None:
@@ -297,8 +290,10 @@ class NodeTask:
             done = run_job(job, method, self._model_factory, self._store)
         limits.count_release(task, done.message)
         upload = done.message
-        if ADDENDS in upload:
-            upload = self._masked(upload, message, limits)
+        if ADDENDS in upload and task.sum.name:
+            upload = NodeSum(self._recipe, self._config, task, limits).mask(upload, message)
+        elif ADDENDS in upload:  # there is no sum that they could be part of
+            upload = {name: value for name, value in upload.items() if name != ADDENDS}
         new = done.counts and done.weights is not client.weights
         kept: Scores = {}
         if done.counts:
@@ -318,12 +313,6 @@ class NodeTask:
             kept={part: score_to_json(score) for part, score in kept.items()},
         )
         return Envelope("train", result.model_dump(), encode(upload))
-
-    def _masked(self, upload: Message, received: Message, limits: AnswerLimits) -> Message:
-        """An upload with its addends masked; without them where there is no sum that they could be part of."""
-        if not self.task.sum.name:
-            return {name: value for name, value in upload.items() if name != ADDENDS}
-        return NodeSum(self._recipe, self._config, self.task, limits).mask(upload, received)
 
     def scores(self, message: Message | None, parts: Sequence[str]) -> Scores:
         """Of those parts that the client has rows of, as it stands or after receiving a message."""

@@ -109,9 +109,6 @@ class NodeCheckpoints:
 def load_or_create_key(folder: Path, name: str = _SECRET) -> bytes:
     """32 bytes that only this node knows, made when they are first needed, in a file for their owner alone.
 
-    Args:
-        name: of the file; another for each purpose.
-
     Raises:
         RunError: the file cannot be made or read, or holds something else.
     """

@@ -29,7 +29,7 @@ from polyfed.deploy.protocol import (
     parse,
     read_score,
 )
-from polyfed.deploy.server_sums import ServerSum
+from polyfed.deploy.sums import ServerSum
 from polyfed.engine.evaluation import figures_of, kept_stages, scored_views
 from polyfed.engine.executors.executor import Executor, ExecutorSetup
 from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
@@ -51,10 +51,7 @@ class NodeExecutor(Executor):
     """The executor of a deployed federation: every job is an envelope to a node.
 
     A round is one exchange, with the scores of personal models in the same answer. Scores after receiving a message
-    need another exchange, in rounds that are evaluated.
-
-    Args:
-        federation: whose jobs they are. unseen: networks that only nodes have. registry: reaches the nodes.
+    need another exchange, in rounds that are evaluated. unseen: networks that only nodes have.
     """
 
     def __init__(self, federation: Federation, unseen: Collection[str], registry: NodeRegistry) -> None:
@@ -126,7 +123,11 @@ class NodeExecutor(Executor):
         """See `Executor`."""
         known = [None if job.message is not None else self._recall(job) for job in jobs]
         asked = [job for job, scores in zip(jobs, known, strict=True) if scores is None]
-        answers = self._ask({job.client.id: self._scoring(job) for job in asked})
+        envelopes = {}
+        for job in asked:
+            facts = {"round": job.round, "variant": job.variant, "base": _held(job.client), "parts": list(job.parts)}
+            envelopes[job.client.id] = self._request("score", facts, job.message)
+        answers = self._ask(envelopes)
         return [
             scores if scores is not None else self._scores(job, answers[job.client.id])
             for job, scores in zip(jobs, known, strict=True)
@@ -213,10 +214,6 @@ class NodeExecutor(Executor):
         if held[0] <= best:
             return {_BEST: held}
         return {_BEST: client.state[_BEST]} if _BEST in client.state else {}
-
-    def _scoring(self, job: EvalJob) -> Envelope:
-        facts = {"round": job.round, "variant": job.variant, "base": _held(job.client), "parts": list(job.parts)}
-        return self._request("score", facts, job.message)
 
     def _recall(self, job: EvalJob) -> Scores | None:
         """The scores of the client's last answer, if they are all there."""

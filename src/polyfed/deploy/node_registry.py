@@ -155,11 +155,7 @@ class NodeRegistry:
     def request(
         self, envelopes: Sequence[tuple[int | None, Envelope]], done: Callable[[int], None] = lambda _: None
     ) -> list[Answer]:
-        """The answers to envelopes to nodes (None: of an unknown node), in their order.
-
-        Args:
-            done: called with the number of answers, whenever there are more.
-        """
+        """The answers to envelopes to nodes (None: of an unknown one), in their order. done: gets how many there are."""
         online = self.wire.nodes()
         answers: list[Answer] = [NodeError("its node is not there")] * len(envelopes)
         reached = [
@@ -179,18 +175,15 @@ class NodeRegistry:
         while waiting:
             if found := self.wire.collect(list(waiting)):
                 for name, answer in found.items():
-                    answers[waiting.pop(name)] = self._bounded(answer)
+                    if isinstance(answer, Envelope) and len(answer.body) > LARGEST_ANSWER:
+                        answer = NodeError(f"expected at most {LARGEST_ANSWER} bytes, got {len(answer.body)}")
+                    answers[waiting.pop(name)] = answer
                 done(len(envelopes) - len(waiting))
             elif time.monotonic() > since + self.deadline:
                 break
             else:
                 wait_on(since, LONGEST)
         return answers
-
-    def _bounded(self, answer: Answer) -> Answer:
-        if isinstance(answer, Envelope) and len(answer.body) > LARGEST_ANSWER:
-            return NodeError(f"expected an answer of at most {LARGEST_ANSWER} bytes, got {len(answer.body)}")
-        return answer
 
     def wait_for_clients(self) -> None:
         """Wait until all clients are there; for those that an earlier process knew no longer than for an answer."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, TypeVar
@@ -30,7 +31,6 @@ _OF_ALL = ("class_names", "categories", "features", "task", "mean", "std")  # of
 # what the server cannot know of a shared model's entry in the list of models
 SHARED = ("table", "target", "label_column")
 _TENSORS = 2**14  # and groups, that a message may have at most
-_FEW = 5  # names shown of many
 _HEADER = 2**22  # bytes of their names at most: read, JSON takes twenty times as much
 
 Count = Annotated[int, Field(ge=0, le=2**40)]
@@ -153,11 +153,7 @@ _Facts = TypeVar("_Facts", bound=Settings)
 
 
 def parse(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
-    """Received facts, checked.
-
-    Raises:
-        RunError: one is missing, unknown or of a wrong type.
-    """
+    """Received facts, checked; RunError: one is missing, unknown or of a wrong type."""
     try:
         return kind.model_validate(dict(facts))
     except ValidationError as error:
@@ -181,11 +177,7 @@ class NodeError(str):
 
 
 def read_message(body: bytes) -> State:
-    """The message that another party has sent in an envelope.
-
-    Raises:
-        RunError: there is none in it.
-    """
+    """The message that another party has sent in an envelope; RunError: there is none in it."""
     return checked_message(decode_body(body))
 
 
@@ -260,10 +252,6 @@ def shared_config(recipe: Recipe) -> dict[str, Any]:
 
 
 def other_classes(expected: Sequence[str], found: Sequence[str]) -> str:
-    """Why classes do not fit, with the first few of both."""
-
-    def listed(names: Sequence[str]) -> str:
-        more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
-        return ", ".join(repr(name[:40]) for name in names[:_FEW]) + more if names else "none, but numbers to predict"
-
-    return f"expected the classes {listed(expected)}, got {listed(found)}; data.class_names sets them in all recipes"
+    """Why classes do not fit, with the first few of both; of a task with numbers to predict there are none."""
+    wanted, got = (reprlib.repr(list(names)) for names in (expected, found))
+    return f"expected the classes {wanted}, got {got}; data.class_names sets them in all recipes"

@@ -88,12 +88,7 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
 
 
 class Gate:
-    """An ASGI application before another one.
-
-    Args:
-        app: answers what the gate lets through.
-        operator: number of the user whose programs may ask for everything.
-    """
+    """An ASGI application before `app`. operator: number of the user whose programs may ask for everything."""
 
     def __init__(self, app: Application, operator: int) -> None:
         self._app, self._operator = app, operator
@@ -127,11 +122,7 @@ class Gate:
 
 
 def check_system() -> None:
-    """Check that the system shows whose connections are.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Check that the system shows whose connections are; ConfigError: it does not."""
     if not TCP_TABLES[0].exists():
         raise ConfigError(
             f"expected a server's machine with Linux, whose {TCP_TABLES[0]} tells one user's programs from others', "
@@ -140,11 +131,7 @@ def check_system() -> None:
 
 
 def is_own(theirs: tuple[str, int], ours: tuple[str, int], user: int) -> bool:
-    """Whether the other end of a connection is a socket of this machine, and of this user.
-
-    Args:
-        theirs, ours: the connection's two ends, each an address and a port.
-    """
+    """Whether the other end of a connection is a socket of this machine, and of this user. An end: address and port."""
     wanted = (_plain(theirs[0]), theirs[1]), (_plain(ours[0]), ours[1])
     return any((here, there) == wanted and owner == user for here, there, owner in _connections())
 

@@ -217,12 +217,9 @@ def answer_forever(app: Callable[[Message], Message], fleet: Fleet) -> None:
 
 
 def _answer_one(app: Callable[[Message], Message], fleet: Fleet, announced: Message, tree: Any) -> None:
-    """Fetch an announced message, and send the app's answer.
+    """Fetch an announced message, and send the app's answer. tree: the names of the message's parts.
 
     A message whose run ends while it is fetched never arrives; Flower would ask for hours.
-
-    Args:
-        tree: the names of the message's parts.
     """
     from flwr.app import Message as FlowerMessage
     from flwr.supercore import log

@@ -20,8 +20,8 @@ from polyfed.engine.compatibility import check_parameters
 from polyfed.engine.network_checks import compute_alike
 from polyfed.errors import ConfigError, suggest
 from polyfed.functional.tied_tensors import find_ties
+from polyfed.models.split import check_plain
 from polyfed.models.third_party import pretrained_normalization
-from polyfed.models.wrappers import check_plain
 from polyfed.models.zoo import build
 from polyfed.registry import MODELS
 

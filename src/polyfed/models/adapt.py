@@ -21,9 +21,8 @@ from torch import Tensor, fx, nn
 
 from polyfed.errors import ConfigError, described, suggest
 from polyfed.functional.modes import eval_mode
-from polyfed.models.split import Part, SplitModel, in_features, projection_and_head
+from polyfed.models.split import Part, SplitModel, check_plain, in_features, projection_and_head
 from polyfed.models.traced_forward import ROOT, CapturedHead, CutForward, UnrecordedForward, logits_of, trace_forward
-from polyfed.models.wrappers import check_plain
 
 Half = Callable[[nn.Module, Tensor], Any]  # runs a part of the forward of what a wrapper holds
 

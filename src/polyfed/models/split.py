@@ -22,6 +22,15 @@ from polyfed.functional.modes import eval_mode
 
 Part = Literal["extractor", "intermediate", "head"]
 PARTS: tuple[Part, ...] = get_args(Part)
+_AROUND = {  # class of PyTorch -> what it has made of a network
+    "OptimizedModule": "in torch.compile",
+    "DataParallel": "in DataParallel",
+    "DistributedDataParallel": "in DistributedDataParallel",
+    "AveragedModel": "in AveragedModel",
+    "FullyShardedDataParallel": "that FSDP has sharded",
+    "FSDPModule": "that FSDP has sharded",
+    "ScriptModule": "that is a program of TorchScript",
+}
 
 
 class SplitModel(nn.Module):
@@ -220,6 +229,20 @@ def in_features(head: nn.Module) -> int:
             "pass feature_dim (SequentialSplit) or example (split)"
         )
     return width
+
+
+def check_plain(network: nn.Module, who: str = "") -> None:
+    """Check that a network and all its layers are plain modules, whose tensors have their own names.
+
+    Raises:
+        ConfigError: one is not. who: begins the message.
+    """
+    kinds = {kind.__name__ for layer in network.modules() for kind in type(layer).__mro__}
+    for kind, found in _AROUND.items():
+        if kind in kinds:
+            raise ConfigError(
+                f"{who}expected a plain network in Python, got one {found}; give the network itself, as it was before"
+            )
 
 
 def cut_shapes(model: SplitModel, x: Tensor) -> tuple[torch.Size, torch.Size]:

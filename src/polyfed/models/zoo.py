@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode
 from polyfed.errors import ConfigError, PolyfedError, kind_and_line
 from polyfed.models import third_party
 from polyfed.models.networks import HOMES, Home
-from polyfed.models.split import PARTS, HiddenHead, Part, SequentialSplit, SplitModel, with_projection
-from polyfed.models.wrappers import check_plain
+from polyfed.models.split import PARTS, HiddenHead, Part, SequentialSplit, SplitModel, check_plain, with_projection
 from polyfed.registry import MODELS, import_object
 
 

@@ -35,11 +35,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def assign_attacks(settings: Adversaries, count: int, seed: int, held_out: Collection[int] = ()) -> dict[int, Kind]:
-    """Who is hostile, and how: number of client -> kind, in order of number.
-
-    Args:
-        count: of the federation's clients, also those that join later. held_out: of these, who never trains.
-    """
+    """Who is hostile, and how: number of client -> kind, in order of number. held_out: who never trains."""
     everybody = torch.randperm(count, generator=generator(seed, "hostile")).tolist()
     order = [client for client in everybody if client not in held_out]
     count = len(order)
@@ -102,11 +98,7 @@ class AdversarialClients(Plugin):
 
 
 def flip_signs(message: Message, client: Client, method: Method, received: Message, scale: float) -> Message:
-    """What a client at work that flips signs sends in place of `message`.
-
-    Args:
-        message: what the method uploads, on the CPU. received: what the client was sent.
-    """
+    """What a client at work that flips signs sends in place of `message`. received: what it was sent."""
     spared = batchnorm_buffers(client.model)
 
     def opposite(name: str, tensor: Tensor, base: Group) -> Tensor:

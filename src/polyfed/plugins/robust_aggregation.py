@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
 from polyfed.core.server import Server
@@ -105,14 +104,6 @@ class RobustAggregator(Plugin):
         read = super().receive(round, jobs, asked)
         return [one if new.refused is None else new for one, new in zip(outcomes, read, strict=True)]
 
-    def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
-        """The upload itself; what no later plugin changes, and the server would refuse, is not sent."""
-        fixed = {name: value for name, value in upload.items() if name in method.fixed_entries}
-        reason = rejection_reason(self.settings, client.classes, fixed)
-        if reason is not None:
-            raise Rejected(reason)
-        return upload
-
     def decode(self, upload: Message, job: TrainJob, method: Method) -> Message:
         """The upload itself."""
         reason = rejection_reason(self.settings, job.client.classes, upload)
@@ -169,9 +160,7 @@ def apply_rule(
 ) -> Mapping[int, Message]:
     """What the method gets in place of `uploads`; the very same where no rule is set.
 
-    Args:
-        server: in the exchange that the uploads are of, before their aggregation: what it would send now is where the
-            clients' changes began. watch: notes what is done.
+    server: before their aggregation: what it would send now is where the clients' changes began.
     """
     if settings.aggregator == "none" or not uploads:
         return uploads

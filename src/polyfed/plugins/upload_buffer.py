@@ -113,13 +113,9 @@ class UploadBuffer:
         work: Sequence[WorkInFlight],
         seconds: Mapping[int, float],
     ) -> tuple[list[JobResult], list[WorkInFlight], float]:
-        """Fill the buffer.
+        """Fill the buffer: what is done, by number of client; what is still under way; how long it took.
 
-        Args:
-            jobs, outcomes: of those who begin. work: of those who began before. seconds: that each of the former takes.
-
-        Returns:
-            What is done, by number of client; what is still under way; how long it took.
+        jobs, outcomes: of those who begin. work: of those who began before. seconds: that each of the former takes.
         """
         fresh = {outcome.client_id: outcome for outcome in outcomes}
         before = {one.client_id: one for one in work}

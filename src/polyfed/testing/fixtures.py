@@ -6,7 +6,6 @@ some 400 numbers, and a federation of two rounds takes some 50 ms.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -158,7 +157,6 @@ def world(
     labels: Sequence[Sequence[int]] = LABELS,
     data: Sequence[LabeledSamples] | None = None,
     prepare: Mapping[int, Prepare] | None = None,
-    kind: type[Client] = Client,
     device: str = "cpu",
 ) -> TinyFederation:
     """Clients with the given networks in turn, sizes and classes; or with the training samples `data`."""
@@ -166,7 +164,7 @@ def world(
     names = list(builders)
     train = data or [draw(size, own, place) for place, (size, own) in enumerate(zip(sizes, labels, strict=True))]
     clients = [
-        kind(
+        Client(
             names[place % len(names)],
             samples,
             draw(12, sorted({int(y) for y in samples.y}), 50 + place),
@@ -176,18 +174,6 @@ def world(
         for place, samples in enumerate(train)
     ]
     return TinyFederation(clients, builders, PublicData(draw(public, range(CLASSES), 99)) if public else None, device)
-
-
-class ReorderedClient(Client):
-    """A client that takes its data in another order, all else alike."""
-
-    def generator(self, purpose: str) -> torch.Generator:
-        """The client's stream; another one for the order of the batches."""
-        if purpose != "batches":
-            return super().generator(purpose)
-        other = copy.copy(self)
-        other.seed += 1
-        return Client.generator(other, purpose)
 
 
 # results ----------------------------------------------------------------------------------------------------------

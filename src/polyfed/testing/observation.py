@@ -63,8 +63,6 @@ class Observation:
     """The plain run, watched: what a method must not do is noted at every hook.
 
     Args:
-        method: what runs.
-        clients: who take part.
         oracle: the loss again by independent means, if there is one.
 
     Attributes:

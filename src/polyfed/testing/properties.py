@@ -147,16 +147,6 @@ def global_generators_untouched(kit: ConformanceKit) -> None:
     kit.no_offense("draws")
 
 
-def data_are_shuffled(kit: ConformanceKit) -> None:
-    """The order of the batches shows in the weights: the batch that comes is the batch that is learnt from."""
-    kit.needs_training()
-    kind = fixtures.ReorderedClient
-    other = kit.runs(kit.world(kind=kind))
-    same = fixtures.difference(fixtures.weights(kit.base), fixtures.weights(other))
-    if same is None:
-        kit.fail("another order of the training data gives the same weights: the batches handed in are not used")
-
-
 # uploads: their form, their order, any subset of them, and who counts how much ----------------------------------------
 
 

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 import polyfed as pf
 from polyfed.errors import ConfigError
 from polyfed.models import build
-from polyfed.models.wrappers import check_plain
+from polyfed.models.split import check_plain
 
 X, Y = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
 

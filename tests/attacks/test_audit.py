@@ -152,12 +152,12 @@ def test_an_overfitted_network_gives_its_rows_away_and_one_that_never_saw_them_d
     own, strange, fresh = [], [], []
     for number in range(3):
         transcript, client = heard.transcripts[number], heard.federation.clients[number]
-        network = find_full_model(heard, transcript)
-        assert network is not None
+        score = find_full_model(heard, transcript)
+        assert score is not None
         samples, member = membership_samples(client)
         others = heard.transcripts[(number + 1) % 3].up
         for guesses, message in ((own, transcript.up), (strange, others), (fresh, transcript.down)):
-            guesses.append((loss_scores(network.logits(message, samples.x, client), samples.y), member))
+            guesses.append((loss_scores(score(message, samples.x, client), samples.y), member))
         kept = load(done.record.path, number, stage="personal")
         holder = loss_scores(kept.scores(samples.x), samples.y)
         assert torch.allclose(holder, own[-1][0], atol=1e-5), "what a client keeps is what it sent"

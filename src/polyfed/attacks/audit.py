@@ -161,13 +161,13 @@ def _members(run: Replay, transcript: Transcript) -> tuple[_Guesses, str]:
     samples, member = membership_samples(client)
     found: _Guesses = {}
     why = ""
-    network = find_full_model(run, transcript)
+    score = find_full_model(run, transcript)
     if not transcript.up:
         why = "nothing goes up"
-    elif network is None:
+    elif score is None:
         why = f"what goes up ({', '.join(transcript.up)}) holds no whole network: no way from a row to a score"
     else:
-        losses = loss_scores(network.logits(transcript.up, samples.x, client), samples.y)
+        losses = loss_scores(score(transcript.up, samples.x, client), samples.y)
         found[SERVER] = losses, member
     with contextlib.suppress(ConfigError):  # networks that a run folder cannot rebuild
         holder = load(run.record.path, client.id, run.recipe.run.device, run.record.trusted, "personal")

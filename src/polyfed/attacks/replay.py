@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import shutil
 import tempfile
@@ -204,32 +205,15 @@ def plaintext_facts(message: Message, client: Client) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class ExposedModel:
-    """A whole network that went up, as the server sees it.
+# outputs (N, C) for a message with a network's weights, stored inputs (N, ...), and the client that prepares them
+Scoring = Callable[[Message, Tensor, Client], Tensor]
 
-    group: name of the entry. architecture, variant: which network.
+
+def find_full_model(replay: Replay, transcript: Transcript) -> Scoring | None:
+    """Scores by the network that a client's upload holds all parameters of; None where it holds none whole.
+
+    BatchNorm's statistics, where they are not sent, are those of a new network.
     """
-
-    server: Server
-    group: str
-    architecture: str
-    variant: str
-
-    def logits(self, message: Message, x: Tensor, client: Client) -> Tensor:
-        """Outputs (N, C) for stored inputs `x` (N, ...) of the network with the message's weights, on the CPU.
-
-        BatchNorm's statistics, where they are not sent, are those of a new network.
-        """
-        start = self.server.initial_state(self.architecture, self.variant)
-        sent = members(message, self.group)
-        weights = {**start, **{name: t for name, t in sent.items() if name in start}}
-        network = self.server.model(self.architecture, weights, self.variant)
-        return map_batches(network, network, x, client.prepare).cpu()
-
-
-def find_full_model(replay: Replay, transcript: Transcript) -> ExposedModel | None:
-    """The network that a client's upload holds all parameters of; None where it holds none whole."""
     client, server = transcript.job.client, replay.federation.server
     kinds = [(client.architecture, transcript.job.variant)]
     if server.auxiliary_model:
@@ -239,5 +223,14 @@ def find_full_model(replay: Replay, transcript: Transcript) -> ExposedModel | No
         sent = members(transcript.up, group)
         parameters = server.model(architecture, {}, variant).named_parameters()
         if all(name in sent and sent[name].shape == p.shape for name, p in parameters):
-            return ExposedModel(server, group, architecture, variant)
+            return functools.partial(_scores, server, group, architecture, variant)
     return None
+
+
+def _scores(
+    server: Server, group: str, architecture: str, variant: str, message: Message, x: Tensor, client: Client
+) -> Tensor:
+    start = server.initial_state(architecture, variant)
+    weights = {**start, **{name: t for name, t in members(message, group).items() if name in start}}
+    network = server.model(architecture, weights, variant)
+    return map_batches(network, network, x, client.prepare).cpu()

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 KEYS = 64  # bytes of C_u and S_u
 _KEY = 32
 _SEED = 16  # bytes of b_u, and of what s_u is made of
-_SHARE = 17
+SHARE = 17  # bytes of a share
+SEALED = 2 * SHARE + 16  # of the two that one client encrypts for another
 _PRIME = 2**130 - 5
 _MASK = 2**40 - 1
 _NONCE = bytes(12)  # a key encrypts one text
@@ -101,7 +102,7 @@ class Participant:
                 shares = self._cipher(other, self._client, keys).decrypt(_NONCE, sealed, self._name)
             except InvalidTag:
                 raise RunError(f"expected the shares of client {other} for this client, got something else") from None
-            found[other] = shares[:_SHARE] if other in survivors else shares[_SHARE:]
+            found[other] = shares[:SHARE] if other in survivors else shares[SHARE:]
         return found
 
     def _cipher(self, sender: int, receiver: int, keys: Mapping[int, bytes]) -> AESGCM:
@@ -163,7 +164,7 @@ def _values(polynomial: Sequence[int], count: int) -> list[bytes]:
         value = 0
         for factor in reversed(polynomial):
             value = (value * x + factor) % _PRIME
-        found.append(value.to_bytes(_SHARE))
+        found.append(value.to_bytes(SHARE))
     return found
 
 

@@ -155,7 +155,7 @@ class NodeRegistry:
     def request(
         self, envelopes: Sequence[tuple[int | None, Envelope]], done: Callable[[int], None] = lambda _: None
     ) -> list[Answer]:
-        """The answers to envelopes to nodes (None: of an unknown one), in their order. done: gets how many there are."""
+        """The answers to envelopes to nodes (None: of an unknown one), in order. done: gets how many there are."""
         online = self.wire.nodes()
         answers: list[Answer] = [NodeError("its node is not there")] * len(envelopes)
         reached = [

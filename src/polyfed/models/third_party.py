@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.errors import ConfigError, MissingPackage, kind_and_line
-from polyfed.functional.modes import eval_mode
 from polyfed.models.adapt import split
 from polyfed.models.networks import check_request
 from polyfed.models.split import SplitModel
@@ -53,7 +52,6 @@ def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int
 
     def build(in_shape: tuple[int, ...], classes: int) -> nn.Module:
         module = _MAKERS[package](called, check_request(plain, in_shape, classes), classes)
-        _try(plain, module, in_shape, classes)
         if mark and fetch:
             load_weights(module, fetch_weights(package, called, tuple(in_shape), classes), name, classes)
         return module
@@ -81,7 +79,7 @@ def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> S
         end: dotted name of the submodule that ends the extractor, "none" for an empty intermediate part; None: the
             first of `FIRST_BLOCKS` after which the network can be cut, and an empty intermediate part without any.
     """
-    head = _head_of(module, classes)
+    head = head_of(module, classes)
     if head is None:
         raise ConfigError(
             f"model '{name}' should return a SplitModel, or a module with an nn.Linear of {classes} outputs for its "
@@ -98,27 +96,10 @@ def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> S
     return split(module, head, None, architecture=name)
 
 
-def has_head(module: nn.Module, classes: int) -> bool:
-    """Whether `auto_split` finds a head."""
-    return _head_of(module, classes) is not None
-
-
-def _head_of(module: nn.Module, classes: int) -> str | None:
+def head_of(module: nn.Module, classes: int) -> str | None:
+    """The name of the layer that gives the scores, if there is one."""
     found = [name for name, part in module.named_modules() if name and getattr(part, "out_features", None) == classes]
     return found[-1] if found else None
-
-
-def _try(name: str, module: nn.Module, in_shape: tuple[int, ...], classes: int) -> None:
-    """Whether the network takes images of this size: two of them, in eval mode."""
-    shape = " x ".join(map(str, in_shape))
-    try:
-        with torch.random.fork_rng(devices=[]), eval_mode(module), torch.no_grad():
-            returned = module(torch.zeros(2, *in_shape))
-    except Exception as error:  # somebody else's code
-        raise ConfigError(f"{name} cannot take {shape} images ({kind_and_line(error)}); set data.image_size") from error
-    logits = getattr(returned, "logits", returned)
-    if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
-        raise ConfigError(f"{name} should give {classes} logits per image; it is not a classifier of {shape} images")
 
 
 # pre-trained weights ------------------------------------------------------------------------------------------------
@@ -161,7 +142,7 @@ def _fetching(package: str, called: str) -> Iterator[None]:
 
 def load_weights(module: nn.Module, fetched: Mapping[str, Tensor], name: str, classes: int) -> None:
     """Put the fetched weights into all of a network but its head."""
-    head = f"{_head_of(module, classes)}."
+    head = f"{head_of(module, classes)}."
     first = next((f"{name}.weight" for name, part in module.named_modules() if isinstance(part, nn.Conv2d)), None)
     wanted = {key: tensor for key, tensor in module.state_dict().items() if not key.startswith(head)}
     for key, tensor in wanted.items():

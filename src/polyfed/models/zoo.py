@@ -70,7 +70,7 @@ def build(
     if builder is None:
         builder = import_object("model", called, beside) if ":" in called else MODELS[called]
     made = _call(name, builder, in_shape, classes, {"words": words, "categories": tuple(categories) or None})
-    if frozen and not isinstance(made, SplitModel) and not third_party.has_head(made, classes):
+    if frozen and not isinstance(made, SplitModel) and third_party.head_of(made, classes) is None:
         made = SequentialSplit(made, nn.Flatten(), nn.Identity(), feature_dim=0)
     if end and isinstance(made, SplitModel):
         raise ConfigError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")

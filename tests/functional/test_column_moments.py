@@ -66,12 +66,14 @@ def test_all_columns_give_the_closed_form_of_all_rows(classes: int) -> None:
     )
     phi = column_moments.find_features(MADE, z)
     rows = class_statistics.sum_rows(phi, labels, classes)
-    solve, expected = (
-        (column_moments.discriminant, closed_forms.discriminant)
-        if classes
-        else (column_moments.ridge, closed_forms.ridge)
-    )
-    for one, other in zip(solve(gaussian, 0.2), expected(rows, 0.2), strict=True):
+    mean, covariance = gaussian["mean"], gaussian["covariance"]
+    if classes:
+        found = closed_forms.discriminant_of(mean, covariance, gaussian["rows"] > 0, 0.2)
+        expected = closed_forms.discriminant(rows, 0.2)
+    else:
+        found = closed_forms.ridge_of(mean[0], covariance, 0.2)
+        expected = closed_forms.ridge(rows, 0.2)
+    for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
     assert float(gaussian["repaired"]) == 0
 

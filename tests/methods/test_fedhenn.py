@@ -321,9 +321,7 @@ def test_factors_and_kernels_are_metered():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"expected alignment_data\.fixed = true, got false"):
         FedHeNN(uploads="kernels")
-    fed, at, message, _ = received(steady(uploads="kernels", fixed=True), clients(MIXED), round=1)
-    with pytest.raises(RunError, match="expected 20 rows in the kernel of client 2, got 7"):
-        fed.method.aggregate(fed.server, {2: {"kernel": torch.ones(7, 5)}})
+    _, at, message, _ = received(steady(uploads="kernels", fixed=True), clients(MIXED), round=1)
     for bad in (torch.tensor([3, 40]), torch.tensor([-1, 2]), torch.tensor([], dtype=torch.int64)):
         with pytest.raises(RunError, match="rows below 40"):
             steady(transport="indices").receive(at, {"rad_rows": bad})

@@ -24,7 +24,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from polyfed.functional import closed_forms
 from polyfed.functional.class_statistics import ROUNDING, pack, unpack
 
 THRESHOLDS = (-1.2, -0.4, 0.4, 1.2)
@@ -189,13 +188,3 @@ def _nearest_possible(square_DD: Tensor) -> tuple[Tensor, Tensor]:
         return square_DD, torch.zeros((), dtype=torch.float64)
     repaired = -values.clamp(max=0).sum() / trace.clamp(min=torch.finfo(torch.float64).tiny)
     return (vectors * values.clamp(min=0)) @ vectors.T, repaired
-
-
-def discriminant(gaussian: Sums, shrinkage: float) -> tuple[Tensor, Tensor]:
-    """`closed_forms.discriminant` of a Gaussian: W (D', C) and b (C,), zeros for classes without rows."""
-    return closed_forms.discriminant_of(gaussian["mean"], gaussian["covariance"], gaussian["rows"] > 0, shrinkage)
-
-
-def ridge(gaussian: Sums, shrinkage: float) -> tuple[Tensor, Tensor]:
-    """`closed_forms.ridge` of a Gaussian whose last feature is the number to predict: W (D' - 1, 1) and b (1,)."""
-    return closed_forms.ridge_of(gaussian["mean"][0], gaussian["covariance"], shrinkage)

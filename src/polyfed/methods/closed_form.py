@@ -47,7 +47,7 @@ in the end; "ridge" keeps it, as Fed3R does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -110,7 +110,7 @@ class ClosedForm(Method):
 
     # client: sums of features, once --------------------------------------------------------------------------
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        version = solved_model.own_version(client)
+        version = client.state.get("version", torch.tensor(0))
         if client.state.get("heard"):
             return {"version": version}
         phi = self._phi_of(client)
@@ -185,19 +185,10 @@ class ClosedForm(Method):
         self._phi_of(client)
         solved_model.receive(client, message)
         if "solution" in message:
-            solved_model.keep(client, get_group(message, "solution"))
-            if client.classes:
-                shares = solved_model.shares_of(client.state, "own", torch.device("cpu"))
-                self._choose_temperature(
-                    client, "temperature", lambda x: self._scores(client.model, x, client.state), *shares
-                )
+            solution = get_group(message, "solution")
+            is_chosen = self.temperature is None
+            solved_model.keep(client, solution, lambda x: self._scores(client.model, x, client.state), is_chosen)
         return {}
-
-    def _choose_temperature(
-        self, client: Client, name: str, scores: Callable[[Tensor], Tensor], *shares: Tensor
-    ) -> None:
-        if self.temperature is None:
-            solved_model.choose_temperature(client, name, scores, *shares)
 
     def _temperature(self, context: Context, name: str = "temperature") -> float:
         return solved_model.temperature(context, name) if self.temperature is None else self.temperature

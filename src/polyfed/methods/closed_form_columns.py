@@ -11,7 +11,8 @@ round 1, "scale"  everybody who is there: of each of its columns the number of v
 then, once        client k: N_c, A_c and P of its rows, with what each row has           `column_moments.sum_rows`
                   server: adds them up                                                   `aggregate`
 for client k      mu and Sigma of the columns that k has                                 `column_moments.marginal`
-                  A = (1 - s) Sigma + s tr(Sigma) / D I,  W = A^-1 mu',  b_c = - mu_c' W_c / 2
+                  A = (1 - s) Sigma + s tr(Sigma) / D I,  W = A^-1 mu',  b_c = - mu_c' W_c / 2;  their means over
+                  classes are taken from both                                            `closed_forms.discriminant_of`
 prediction:       softmax(t (phi(x)' W + b) + log pi),  pi: the client's own class shares; t: as in closed-form
 Missing values:   a row counts in the sums of what it has; in a prediction its feature is the mean over all rows.
 Numbers:          W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y),  b = mean y - mu' W;  y is one more column,
@@ -150,12 +151,12 @@ class ClosedFormColumns(Method):
     def _solve(self, server: Server, client_id: int) -> dict[str, Tensor]:
         """W (D_k, C), b (C,), what stands for a missing feature (D_k,) and, of classes, their shares (C,)."""
         gaussian = self._gaussian(server, client_id)
-        rows_C = gaussian["rows"]
-        fill_D = rows_C @ gaussian["mean"] / rows_C.sum().clamp(min=1)
+        mu_CD, sigma_DD, rows_C = gaussian["mean"], gaussian["covariance"], gaussian["rows"]
+        fill_D = rows_C @ mu_CD / rows_C.sum().clamp(min=1)
         if not server.classes:
-            weight, bias = column_moments.ridge(gaussian, self.shrinkage)
+            weight, bias = closed_forms.ridge_of(mu_CD[0], sigma_DD, self.shrinkage)
             return {"weight": weight, "bias": bias, "fill": fill_D[:-1]}
-        weight, bias = column_moments.discriminant(gaussian, self.shrinkage)
+        weight, bias = closed_forms.discriminant_of(mu_CD, sigma_DD, rows_C > 0, self.shrinkage)
         return {"weight": weight, "bias": bias, "fill": fill_D, "shares": solved_model.class_shares(rows_C)}
 
     # client: the model ------------------------------------------------------------------------------------------------
@@ -163,10 +164,7 @@ class ClosedFormColumns(Method):
         if "scale" in message:
             client.state["map"] = own_columns.make_map(client, get_group(message, "scale"))
         if "solution" in message:
-            solved_model.keep(client, get_group(message, "solution"))
-            if client.classes:
-                shares = solved_model.shares_of(client.state, "own", torch.device("cpu"))
-                solved_model.choose_temperature(client, "temperature", lambda x: _scores(x, client.state), *shares)
+            solved_model.keep(client, get_group(message, "solution"), lambda x: _scores(x, client.state))
         client.state["heard"] = torch.tensor("heard" in message)
         return {}
 

@@ -194,24 +194,19 @@ def decayed(weight: float, round: int) -> float:
 
 
 def received_heads(server: Server, uploads: Mapping[int, Message]) -> list[nn.Module]:
-    """The clients' heads h_k, frozen."""
+    """The clients' heads h_k, frozen: in eval mode, float64, without gradients of their own."""
     plain: dict[str, nn.Module] = {}  # by architecture, whatever their weights
     heads = []
     for i, message in uploads.items():
         architecture = server.clients[i].architecture
         model = server.model(architecture, {})
         if architecture not in plain:
-            plain[architecture] = frozen_head(model)
+            head = copy.deepcopy(as_split_model(model).head).to("cpu", torch.float64)
+            plain[architecture] = head.eval().requires_grad_(False)
         heads.append(copy.deepcopy(plain[architecture]))
         sent = get_group(message, "model")
         load_state(heads[-1], {inner: sent[name] for name, inner in head_names(model).items() if name in sent})
     return heads
-
-
-def frozen_head(model: nn.Module) -> nn.Module:
-    """A frozen copy of a split model's head: eval mode, float64, no parameter gradients."""
-    head = copy.deepcopy(as_split_model(model).head).to("cpu", torch.float64)
-    return head.eval().requires_grad_(False)
 
 
 def observed_classes(counts_SC: Tensor) -> Tensor:

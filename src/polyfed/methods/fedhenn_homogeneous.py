@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -26,7 +26,6 @@ from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import (
-    Batch,
     Context,
     Exchange,
     Requirements,
@@ -39,11 +38,10 @@ from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import SAMPLES, own_network
 from polyfed.functional.kernel_similarity import Similarity, kernel_distance
-from polyfed.functional.losses import task_loss
-from polyfed.functional.modes import eval_mode
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.building_blocks.alignment_data import ACKNOWLEDGMENT
 from polyfed.methods.building_blocks.kernel_alignment import KernelAlignment
+from polyfed.methods.fedhenn import FedHeNN
 from polyfed.validation.effect import ActsWith
 
 
@@ -66,14 +64,7 @@ class HomogeneousFedHeNN(KernelAlignment):
         return (Exchange("average", who="all", trains=False),) if self.final_average else ()
 
     # client ------------------------------------------------------------------------------------------------
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        task = task_loss(model(batch.x), batch.y, batch.w)
-        if "rad_x" not in context:  # eta(t) is 0, or another step has the term
-            return task
-        with eval_mode(model):
-            a_Bd = model.represent(context["rad_x"])
-        d = self.distance(a_Bd, context)
-        return task + context["eta"] * d, {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
+    loss = FedHeNN.loss
 
     def distance(self, a_Bd: Tensor, context: Context) -> Tensor:
         """d(K_k, K(w)), both of a step's rows of the RAD."""

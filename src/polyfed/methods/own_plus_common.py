@@ -39,6 +39,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Group, Message
 from polyfed.core.method import Context, Exchange, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.functional.device_copies import in_float64
+from polyfed.methods.building_blocks import solved_model
 from polyfed.methods.closed_form import ClosedForm
 
 
@@ -64,13 +65,13 @@ class OwnPlusCommon(ClosedForm):
 
     # client ------------------------------------------------------------------------------------------------
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        if trained.steps and client.classes and 0 < self.weight < 1:
+        if trained.steps and client.classes and 0 < self.weight < 1 and self.temperature is None:
             alike = torch.ones(client.classes)  # what the network gives has the client's shares in it
 
             def scores(x: Tensor) -> Tensor:
                 return in_float64(client.model(x))[:, : client.classes]
 
-            self._choose_temperature(client, "own temperature", scores, alike, alike)
+            solved_model.choose_temperature(client, "own temperature", scores, alike, alike)
         return super().upload(client, trained)
 
     def _own(self, model: Any, x: Tensor, context: Context) -> Tensor:

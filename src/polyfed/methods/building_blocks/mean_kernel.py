@@ -99,11 +99,7 @@ class MeanKernel:
             if "model" in message:
                 server.store_weights(client_id, get_group(message, "model"))
             elif "kernel" in message:
-                a_LD = get_tensor(message, "kernel")
-                expected = len(get_tensor(server.state, "rad"))
-                if len(a_LD) != expected:
-                    raise RunError(f"expected {expected} rows in the kernel of client {client_id}, got {len(a_LD)}")
-                server.state[f"kernel {client_id}"] = a_LD
+                server.state[f"kernel {client_id}"] = get_tensor(message, "kernel")
 
     def _clear(self, server: Server) -> None:
         server.state = {name: kept for name, kept in server.state.items() if not name.startswith("factor ")}

@@ -27,11 +27,14 @@ def class_shares(counts_C: Tensor) -> Tensor:
     return counts_C.double() / counts_C.sum().clamp(min=1)
 
 
-def keep(client: Client, solution: Group) -> None:
-    """Keep a solution and, of classes, the shares of the client's own rows."""
+def keep(client: Client, solution: Group, scores: Callable[[Tensor], Tensor], chooses_temperature: bool = True) -> None:
+    """Keep a solution and, of classes, the shares of the client's own rows, and a temperature for `scores`."""
     client.state["solution"] = {name: tensor.clone() for name, tensor in solution.items()}
     if client.classes:
         client.state["own shares"] = class_shares(client.data.train.y.bincount(minlength=client.classes))
+        shares = get_tensor(solution, "shares"), get_tensor(client.state, "own shares")
+        if chooses_temperature:
+            choose_temperature(client, "temperature", scores, *shares)
 
 
 def choose_temperature(
@@ -113,8 +116,3 @@ def receive(client: Client, message: Message) -> None:
         client.state["version"] = get_tensor(message, "version").clone()
         client.state.pop("solution", None)  # where all who had sent something have been forgotten, none follows
     client.state["heard"] = torch.tensor("heard" in message)
-
-
-def own_version(client: Client) -> Tensor:
-    """Up: the version that the client has."""
-    return get_tensor(client.state, "version") if "version" in client.state else torch.tensor(0)

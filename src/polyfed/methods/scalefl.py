@@ -30,12 +30,16 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, hyperparameters
+from polyfed.core.message import Message, get_group
+from polyfed.core.method import Batch, Context, TrainingResult, hyperparameters
+from polyfed.core.modules import float_state
 from polyfed.core.server import Server
+from polyfed.functional.channel_slices import Channels, SlicedModel, first_channels, partial_mean, slice_channels
 from polyfed.functional.losses import cross_entropy, kl_divergence
+from polyfed.methods.building_blocks import static_batchnorm, sub_models
 from polyfed.methods.building_blocks.early_exits import add_early_exits
-from polyfed.methods.building_blocks.sub_models import SubModels, cut
+from polyfed.methods.building_blocks.static_batchnorm import STATISTICS
+from polyfed.methods.building_blocks.sub_models import SubModels
 from polyfed.methods.building_blocks.weight_averaging import Weighting
 
 _TEMPERATURE = 3.0  # T of the distillation
@@ -90,7 +94,7 @@ class ScaleFL(SubModels):
     def build(self, model: Any, variant: str) -> nn.Module:
         width, depth = self._level(variant)
         whole = add_early_exits(model, [level.depth for level in _levels(self.levels)])
-        cut(whole, width)
+        sub_models.cut(whole, width)
         return whole.truncated(depth)
 
     def personal_model(self, module: Any) -> nn.Module:
@@ -98,24 +102,46 @@ class ScaleFL(SubModels):
         return scored
 
     # server ------------------------------------------------------------------------------------------------
-    def rate(self, server: Server, client_id: int) -> float:
-        return self._level(self.variant(server, client_id)).width
+    def channels(self, server: Server, client_id: int) -> Channels:
+        """The channels that a client has of each group: the first ones, by the width of its level."""
+        width = self._level(self.variant(server, client_id)).width
+        return sub_models.plan(server).channels(lambda size: first_channels(size, width))
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        """The client's channels of the layers that it has."""
+        variant = self.variant(server, client_id)
+        held = float_state(static_batchnorm.network(server, variant))
+        w = {name: t for name, t in get_group(server.state, "model").items() if name in held}
+        channels = self.channels(server, client_id)
+        w_i = slice_channels(sub_models.plan(server), w, channels)
+        return static_batchnorm.with_statistics(server, variant, channels, w_i)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        self.average(server, uploads, self.weighting)
+        """Every entry of w becomes its mean over the clients that hold it; statistics likewise, level by level."""
+        channels_of = {i: self.channels(server, i) for i in uploads}
+        if server.exchange == STATISTICS:
+            static_batchnorm.average(server, uploads, {i: self.variant(server, i) for i in uploads}, channels_of)
+            return
+        parts = [SlicedModel(get_group(message, "model"), channels_of[i]) for i, message in uploads.items()]
+        shares = [server.share(i, self.weighting) for i in uploads]
+        whole = get_group(server.state, "model")
+        server.state["model"] = partial_mean(sub_models.plan(server), whole, parts, shares)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         distils = client.round > _DISTILL_FROM * client.training.rounds
-        return {**super().receive(client, message), "distils": distils}
+        return {**sub_models.receive(client, message), "distils": distils}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         gamma = self.gamma if context["distils"] else 0.0
         return multi_exit_loss(model(batch.x), batch.y, batch.w, gamma, _TEMPERATURE)
 
-    # declared -------------------------------------------------------------------------------------------------
-    ignores_initial_weights = True
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        return sub_models.upload(client)
 
+    # declared -------------------------------------------------------------------------------------------------
+    upload_form = sub_models.UPLOAD_FORM
+    ignores_initial_weights = True
     planned = "when early exits begin to learn from the last one"
 
 

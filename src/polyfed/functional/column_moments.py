@@ -12,7 +12,9 @@ z and max(z - t, 0), t = -1.2, -0.4, 0.4, 1.2; of a category a 0/1 number each.
 A Gaussian without some of its columns is had by leaving their rows and columns of mu and Sigma out. Sigma's entries are
 of different rows, so that it may have negative eigenvalues: these become 0 (the nearest matrix without any).
 
-Where numbers are predicted they are one more column, which everybody has, with one feature, and all rows are one class.
+Moments of pairs of what is there: "pairwise deletion" (Little and Rubin, Statistical Analysis with Missing Data, 2002,
+section 3.4). Where numbers are predicted they are one more column, which everybody has, with one feature, and all rows
+are one class.
 
 All is float64. Shapes: N rows, J columns, D features, C classes; a prime: those of one set of columns.
 """

@@ -65,6 +65,7 @@ from polyfed.core.settings import Privacy
 from polyfed.core.upload_forms import Entry
 from polyfed.errors import ConfigError
 from polyfed.functional import class_statistics, closed_forms, noisy_sums
+from polyfed.functional.calibration import USUAL
 from polyfed.functional.device_copies import in_float64
 from polyfed.functional.feature_maps.feature_map import FeatureMap, draw_map
 from polyfed.methods.building_blocks import network_map, solved_model, sums_of_rows
@@ -191,7 +192,7 @@ class ClosedForm(Method):
         return {}
 
     def _temperature(self, context: Context, name: str = "temperature") -> float:
-        return solved_model.temperature(context, name) if self.temperature is None else self.temperature
+        return float(context.get(name, USUAL)) if self.temperature is None else self.temperature
 
     def _scores(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """phi(x)' W + b (N, C): scores without class shares, or numbers (N, 1); float64."""

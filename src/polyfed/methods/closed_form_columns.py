@@ -32,9 +32,6 @@ is in them, mean and deviation of columns.
 Deviations from the papers: (1) A pair of columns that no client has both of counts as uncorrelated. (2) Sigma of pairs
 of different rows may have negative eigenvalues; they become 0, and the share of the trace that they had is in the
 round's record (`repaired`), as is the number of such pairs (`pairs_without_rows`).
-
-The classifier is Friedman's (regularized discriminant analysis, JASA 1989), as in closed-form; moments of pairs of what
-is there are "pairwise deletion" (Little and Rubin, Statistical Analysis with Missing Data, 2002, section 3.4).
 """
 
 from __future__ import annotations
@@ -54,6 +51,7 @@ from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Members, UploadContext
 from polyfed.errors import ConfigError
 from polyfed.functional import closed_forms, column_moments
+from polyfed.functional.calibration import USUAL
 from polyfed.functional.class_statistics import add
 from polyfed.methods.building_blocks import own_columns, solved_model
 
@@ -106,24 +104,21 @@ class ClosedFormColumns(Method):
             return
         heard = _heard(server)
         new = {i: get_group(message, "sums") for i, message in uploads.items() if "sums" in message and i not in heard}
-        possible = {i: sums for i, sums in new.items() if self._are_possible(server, i, sums)}
+        possible = [i for i, sums in new.items() if self._add(server, sums, [i])]
         if len(possible) < len(new):
             server.log["sums_left_out"] = len(new) - len(possible)
         if possible:
-            self._add(server, [*possible.values()], [*possible])
+            self._record(server)
 
-    def _add(self, server: Server, given: Sequence[Group], summed: Collection[int]) -> None:
-        """Add sums to those that there are. summed: whose they are."""
-        for sums in given:
-            server.state["sums"] = add(get_group(server.state, "sums"), sums) if "sums" in server.state else dict(sums)
-        server.state["heard"] = torch.tensor(sorted([*_heard(server), *summed]))
-        self._record(server)
-
-    def _are_possible(self, server: Server, client_id: int, sums: Group) -> bool:
-        places = torch.tensor(own_columns.places(server, client_id))
-        return column_moments.are_possible(
-            sums, server.clients[client_id].num_samples, places, own_columns.of_features(server)
-        )
+    def _add(self, server: Server, sums: Group, senders: Collection[int]) -> bool:
+        """Add sums of these clients to those of the others, if their rows can have them; whether they can."""
+        rows = sum(server.clients[i].num_samples for i in senders)
+        places = sorted({place for i in senders for place in own_columns.places(server, i)})
+        if not column_moments.are_possible(sums, rows, torch.tensor(places), own_columns.of_features(server)):
+            return False
+        server.state["sums"] = add(get_group(server.state, "sums"), sums) if "sums" in server.state else dict(sums)
+        server.state["heard"] = torch.tensor(sorted([*_heard(server), *senders]))
+        return True
 
     def _record(self, server: Server) -> None:
         """How far pairs of columns are from moments of rows."""
@@ -177,7 +172,7 @@ class ClosedFormColumns(Method):
         if "shares" not in context["solution"]:  # numbers
             return scores_NC
         shares = solved_model.shares_of(context, "own", scores_NC.device)
-        return closed_forms.log_posterior(solved_model.temperature(context) * scores_NC, *shares)
+        return closed_forms.log_posterior(float(context.get("temperature", USUAL)) * scores_NC, *shares)
 
     # the same, where the server sees totals alone ---------------------------------------------------------------------
     def sends_addends(self, server: Server, client_id: int) -> bool:
@@ -198,12 +193,10 @@ class ClosedFormColumns(Method):
         if not summed:
             return
         sums = {**total, "pairs": total["pairs"].round().long()}
-        rows = sum(server.clients[i].num_samples for i in summed)
-        places = sorted({place for i in summed for place in own_columns.places(server, i)})
-        if not column_moments.are_possible(sums, rows, torch.tensor(places), own_columns.of_features(server)):
+        if self._add(server, sums, summed):
+            self._record(server)
+        else:
             server.log["sums_left_out"] = len(summed)
-            return
-        self._add(server, [sums], summed)
 
     def remembered(self, state: State) -> Collection[int]:
         raise ConfigError(

@@ -19,7 +19,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, get_group, get_tensor, members
 from polyfed.core.method import Context
 from polyfed.core.server import Server
-from polyfed.functional.calibration import USUAL, fit_temperature
+from polyfed.functional.calibration import fit_temperature
 
 
 def class_shares(counts_C: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def keep(client: Client, solution: Group, scores: Callable[[Tensor], Tensor], ch
 def choose_temperature(
     client: Client, name: str, scores: Callable[[Tensor], Tensor], known_C: Tensor, prior_C: Tensor
 ) -> None:
-    """Keep the temperature that the client's validation rows choose, if it has any, under this name.
+    """Keep the temperature that the client's validation rows choose, if it has any, under this name; else it is 1/2.
 
     Args:
         scores: prepared inputs to (N, C), without class shares. known_C, prior_C: as for `closed_forms.log_posterior`.
@@ -50,11 +50,6 @@ def choose_temperature(
         scores_NC = inference.map_batches(scores, client.model, rows, client.prepare).cpu()
         chosen = fit_temperature(scores_NC, rows.y, known_C, prior_C)
         client.state[name] = torch.tensor(chosen, dtype=torch.float64)
-
-
-def temperature(context: Context, name: str = "temperature") -> float:
-    """The one that was chosen; without any 1/2."""
-    return float(context.get(name, USUAL))
 
 
 def linear_scores(solution: Group, phi_ND: Tensor) -> Tensor:

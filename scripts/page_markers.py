@@ -14,6 +14,7 @@
     {{ record round }}                             the keys of a file of a run: summary, round, result or model
     {{ recipe_keys }}                              every key of a recipe
     {{ commands }}                                 every command of the command line
+    {{ datasets }}                                 every data set
     {{ methods }}                                  every method: paper, what may differ, what is sent, evaluated stage
     {{ table methods }}                            what methods gain in the suite small, and what they cost
 
@@ -400,4 +401,5 @@ MARKERS: dict[str, Callable[..., str]] = {
     "record": lambda _, name: record_tables.tables(name),
     "recipe_keys": lambda _: reference_tables.recipe_keys(),
     "commands": lambda _: reference_tables.commands(),
+    "datasets": lambda _: reference_tables.datasets(),
 }

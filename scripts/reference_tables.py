@@ -1,4 +1,4 @@
-"""The tables of docs/reference: every command of the command line, and every key of a recipe."""
+"""Tables of what a recipe can say: every command of the command line, every key of a recipe, every data set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 from click import Context
 
 from polyfed.cli.app import parser
+from polyfed.data.sources import find_source
 from polyfed.experiments.recipe_reference import sections
+from polyfed.registry import DATASETS
 
 
 def commands() -> str:
@@ -52,6 +54,14 @@ def recipe_keys() -> str:
             lines.append(f"| `{key.name}` | {_cell(key.type)} | {_cell(default)} | {_cell(key.meaning)} |")
         lines.append("")
     return "\n".join(lines).rstrip("\n")
+
+
+def datasets() -> str:
+    """A table of the data sets, those with a path last."""
+    found = [source for name in DATASETS if (source := find_source(name)) is not None]
+    lines = ["| `dataset` | what it is |", "| --- | --- |"]
+    lines += [f"| `{one.name}` | {_cell(one.about)} |" for one in sorted(found, key=lambda one: ":" in one.name)]
+    return "\n".join(lines)
 
 
 def _cell(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.registry import METHODS
+from polyfed.registry import DATASETS, METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 runpy.run_path(str(ROOT / "scripts" / "documentation.py"))
@@ -49,6 +49,14 @@ def test_a_table_has_all_rows() -> None:
     assert rows["closed-form"][2] == "6 of 7"
     assert rows["fedavg"][-1] == "1.1 |", "as long as Local"
     assert "fd-uniform" not in rows, "controls have no row"
+
+
+def test_every_data_set_has_a_line() -> None:
+    _, _, *lines = shown("{{ datasets }}").splitlines()
+    assert {line.split("`")[1] for line in lines if ":" not in line.split("`")[1]} == {
+        n for n in DATASETS if ":" not in n
+    }
+    assert all(len(line.split(" | ")[1]) > 10 for line in lines)
 
 
 def test_accuracies_stand_beside_what_their_rows_need() -> None:

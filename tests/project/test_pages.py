@@ -222,7 +222,6 @@ def test_options_that_are_named_exist() -> None:
 # how long pages are ---------------------------------------------------------------------------------------------------
 
 HOW_TO = ("data", "deployment", "privacy", "coming-from-flower", "coming-from-htfllib", "coming-from-pfllib")
-LONGER = dict.fromkeys(("docs/methods/closed-form.md", "docs/methods/closed-form-columns.md"), 300)
 MOST = {"README.md": 500} | {f"docs/{name}.md": 700 for name in HOW_TO}  # words besides code
 ALL_WORDS = 36_000  # of hand-written pages, with their code
 
@@ -235,7 +234,7 @@ def words_of(text: str, code: bool) -> int:
 
 def test_pages_are_short() -> None:
     besides_code = {page: words_of(text, code=False) for page, text in texts_of_pages()}
-    methods = {page: LONGER.get(page, 280) for page in besides_code if page.startswith("docs/methods/")}
+    methods = {page: 250 for page in besides_code if page.startswith("docs/methods/")}
     assert {page: besides_code[page] for page, most in (MOST | methods).items() if besides_code[page] > most} == {}
 
 

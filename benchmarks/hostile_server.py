@@ -90,7 +90,7 @@ class Server:
         self._data = DataCache()
         self.federation = build_federation(recipe.with_run(executor="serial", workers=1), data=self._data)
         self.federation.run()
-        self.federation.server.state.pop("held", None)  # of the closed form: who has its solution need not get it again
+        self.federation.server.state.pop("versions", None)  # of the closed form: who has its solution gets no other
         self.asked: defaultdict[str, int] = defaultdict(int)
         self.answered: defaultdict[str, dict[bytes, int]] = defaultdict(dict)
 
@@ -230,7 +230,7 @@ def count_classes(server: Server) -> int:
     known = 0
     for label in range(server.federation.classes):
         flat = {
-            name: tensor if name.endswith(("shares", "solved")) else torch.zeros_like(tensor)
+            name: tensor if name.endswith(("shares", "version")) else torch.zeros_like(tensor)
             for name, tensor in flatten(server.message).items()
         }
         bias = next(name for name in flat if name.endswith("bias") and len(flat[name]) == server.federation.classes)

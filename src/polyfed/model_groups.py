@@ -8,7 +8,7 @@
     HtFE-img-8-HtC-img-4          htfe-8-htc-4
     Res34-HtC-img-4               res34-htc-4
     HtFE-sen-2 3 5 8              htfe-sen-2 htfe-sen-3 htfe-sen-5 htfe-sen-8
-    HtFE-txt-2 4 6                htfe-txt-2 htfe-txt-4 htfe-txt-6
+    HtFE-txt-2 4                  htfe-txt-2 htfe-txt-4
 
 Heads are linear but in the two groups of HtC, which want ``models.feature_dim = 512``. Of HtFLlib's heads those of its
 Vision Transformers have a hidden layer, and those of HtC end with a ReLU behind the scores, which is left out here.
@@ -41,5 +41,4 @@ GROUPS: dict[str, list[str]] = {
     "htfe-sen-8": [*_HARCNNS, "harcnn1-s1", "harcnn1-s2", "harcnn1-s3", "harcnn3-s1", "harcnn3-s2"],
     "htfe-txt-2": ["fasttext", "text-linear"],
     "htfe-txt-4": ["fasttext", "text-linear", "text-lstm", "text-bilstm"],
-    "htfe-txt-6": ["fasttext", "text-lstm", "text-bilstm", "text-transformer-h8-l2", "text-linear", "text-gru"],
 }

@@ -27,7 +27,7 @@ from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedAvg, FedGH, Local
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import SHORT, all_state, difference, draw, received, records, state, tiny_model, weights
-from polyfed.testing.spy import Spy
+from polyfed.testing.observation import Spy
 from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 

@@ -21,7 +21,7 @@ from polyfed.engine.local_training import class_weights, phase_data, poisson_bat
 from polyfed.errors import ConfigError, RunError
 from polyfed.methods import FedAvg, FedProto, Local
 from polyfed.testing.fixtures import draw, tiny_model
-from polyfed.testing.spy import Spy
+from polyfed.testing.observation import Spy
 from tests.helpers import regression
 from tests.helpers.toys import NETS, Two, clients, moved, rounds, same, two_parameter_clients
 

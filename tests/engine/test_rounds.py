@@ -26,7 +26,7 @@ from polyfed.plugins.availability import ClientAvailability
 from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, received, records, weights
-from polyfed.testing.spy import Spy
+from polyfed.testing.observation import Spy
 from tests.helpers.interrupt import Interrupt
 from tests.helpers.quick import others_slow
 

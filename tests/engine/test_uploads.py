@@ -28,7 +28,7 @@ from polyfed.plugins.settings import Adversaries, Availability, RobustAggregatio
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TinyFederation, all_state, difference, records
-from polyfed.testing.spy import Spy
+from polyfed.testing.observation import Spy
 from tests.helpers.interrupt import Interrupt
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)

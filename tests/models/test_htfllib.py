@@ -13,11 +13,10 @@ from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
 from polyfed.model_groups import GROUPS
 from polyfed.models import build
-from polyfed.models.networks.texts import position_sines
 from polyfed.registry import MODELS
 
 RECIPE = {"data": {"dataset": "digits", "num_clients": 4}, "models": {}, "method": {"name": "local"}}
-TEXTS = sorted({name for group, names in GROUPS.items() if "txt" in group for name in names if "l16" not in name})
+TEXTS = sorted({name for group, names in GROUPS.items() if "txt" in group for name in names})
 
 
 def count(model: nn.Module) -> int:
@@ -92,13 +91,6 @@ def test_recurrent_networks_are_torchs_on_each_text_alone() -> None:
     layer = model.get_submodule("extractor.recurrent")
     vectors = model.get_submodule("extractor.embedding")(texts()[1:2, :7])
     assert torch.allclose(model.extract(texts())[1], layer(vectors)[0][0, 6], atol=1e-6)
-
-
-def test_position_sines_are_the_papers_formula() -> None:
-    found = position_sines(5, 6)
-    for place, i in ((0, 0), (3, 1), (4, 2)):
-        angle = place / 10_000 ** (2 * i / 6)
-        assert found[place, 2 * i : 2 * i + 2].tolist() == pytest.approx([math.sin(angle), math.cos(angle)])
 
 
 def test_a_group_by_name_is_its_list() -> None:

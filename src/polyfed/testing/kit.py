@@ -21,8 +21,7 @@ from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
 from polyfed.testing import fixtures
 from polyfed.testing.fixtures import SHORT, TinyFederation
-from polyfed.testing.observation import AggregationScene, ConformanceError, Observation
-from polyfed.testing.spy import Spy
+from polyfed.testing.observation import AggregationScene, ConformanceError, Observation, Spy
 from polyfed.validation.hyperparameters import flat_fields, flat_settings
 
 

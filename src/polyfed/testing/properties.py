@@ -30,8 +30,7 @@ from polyfed.own_methods import check_class
 from polyfed.testing import fixtures
 from polyfed.testing.fixtures import CLASSES, SHORT, SIZES, TinyFederation, draw, received
 from polyfed.testing.kit import ChangedValue, ConformanceKit, NotApplicable, is_fixed, others, replaced, subsets
-from polyfed.testing.observation import AggregationScene, ConformanceError, copy_server
-from polyfed.testing.spy import Spy, logged_seeds
+from polyfed.testing.observation import AggregationScene, ConformanceError, Spy, copy_server, logged_seeds
 from polyfed.validation.hyperparameters import flat_settings
 
 # what a method says of itself: settings, messages of tensors, what it needs -------------------------------------------
@@ -62,7 +61,7 @@ def runs(kit: ConformanceKit) -> None:
     """It runs with networks as different as its `requirements` allow; with plain ones, where it needs no parts."""
     needs = kit.method.requirements
     try:
-        if not _needs_parts(needs):
+        if not (needs.split_model or needs.same_feature_dim or needs.same_head or needs.same_cut_shapes):
             with contextlib.suppress(ConfigError):  # its `build` may refuse them
                 fixtures.world([fixtures.plain_model], 2 * needs.public).run(kit.method)
         if kit.observed.error is not None:
@@ -87,10 +86,6 @@ def _hint(error: str) -> str:
             "split_model=True for represent, extract and head"
         )
     return ""
-
-
-def _needs_parts(needs: Requirements) -> bool:
-    return needs.split_model or needs.same_feature_dim or needs.same_head or needs.same_cut_shapes
 
 
 def declared(kit: ConformanceKit) -> None:

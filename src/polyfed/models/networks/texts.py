@@ -16,19 +16,16 @@ HtFLlib's (Zhang et al., KDD 2025, arXiv 2506.03954) learn vectors of 512 number
 reads words, `fasttext` and `text-bilstm` have a Linear layer behind it, the others nothing.
 
     fasttext, text-linear     the words' mean
-    text-lstm, text-gru       the last state of two layers with dropout 0.2, of the LSTM its ReLU, and dropout
+    text-lstm                 the last state of two layers with dropout 0.2, its ReLU, and dropout
     text-bilstm               one layer in both directions, 1024 numbers
-    text-transformer-h8-l2    2 of PyTorch's encoder layers of 2048 units, 8 heads and dropout 0.1, on words' vectors
-                              times sqrt(512) plus sines; what it gives for the first word
 
 Deviations from HtFLlib, where padding changes what comes out: means are over words, not over padding; the LSTM's state
-is that of the last word, not of the last column; the bidirectional one begins at the last word; no word attends to
-padding. HtFLlib's networks return log-probabilities, whose cross-entropy is that of the logits.
+is that of the last word, not of the last column; the bidirectional one begins at the last word. HtFLlib's networks
+return log-probabilities, whose cross-entropy is that of the logits.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -54,7 +51,6 @@ _HEADS = 4
 _DEPTH = 2
 _WIDE = 512  # HtFLlib's networks'
 _LIGHT_DROPOUT = 0.2
-_TRANSFORMER_DROPOUT = 0.1
 
 
 class LSTMLastState(nn.Module):
@@ -148,18 +144,18 @@ class WordMean(nn.Module):
 
 
 class LastWordState(nn.Module):
-    """Ids (N, L) to what a recurrent layer gives for the last id that is no padding (N, 512), or twice as wide.
+    """Ids (N, L) to what an LSTM gives for the last id that is no padding (N, 512), or twice as wide.
 
     Args:
-        words: V. kind: nn.LSTM or nn.GRU. layers: how many, with dropout 0.2 between them.
+        words: V. layers: how many, with dropout 0.2 between them.
         both_ways: read from both ends.
     """
 
-    def __init__(self, words: int, kind: type[nn.LSTM | nn.GRU], layers: int, both_ways: bool = False) -> None:
+    def __init__(self, words: int, layers: int, both_ways: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, _WIDE, padding_idx=PADDING)
         between = _LIGHT_DROPOUT if layers > 1 else 0.0
-        self.recurrent = kind(_WIDE, _WIDE, layers, batch_first=True, dropout=between, bidirectional=both_ways)
+        self.recurrent = nn.LSTM(_WIDE, _WIDE, layers, batch_first=True, dropout=between, bidirectional=both_ways)
 
     def forward(self, ids: Tensor) -> Tensor:
         lengths = (ids != PADDING).sum(dim=1).clamp(min=1)
@@ -167,35 +163,6 @@ class LastWordState(nn.Module):
         states, _ = pad_packed_sequence(self.recurrent(packed)[0], batch_first=True)
         last: Tensor = states[torch.arange(len(ids), device=ids.device), lengths - 1]
         return last
-
-
-class FirstWord(nn.Module):
-    """Ids (N, L) to what a transformer's last layer gives for the first of them (N, 512)."""
-
-    sines: Tensor
-
-    def __init__(self, words: int, length: int, heads: int, layers: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(words, _WIDE)
-        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
-        self.register_buffer("sines", position_sines(length, _WIDE), persistent=False)
-        self.dropout = nn.Dropout(_TRANSFORMER_DROPOUT)
-        layer = nn.TransformerEncoderLayer(_WIDE, heads, dropout=_TRANSFORMER_DROPOUT, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        tokens = self.dropout(self.embedding(ids) * _WIDE**0.5 + self.sines[: ids.shape[1]])
-        padding = ids == PADDING
-        padding[:, 0] = False  # an empty text keeps one token
-        first: Tensor = self.encoder(tokens, src_key_padding_mask=padding)[:, 0]
-        return first
-
-
-def position_sines(length: int, width: int) -> Tensor:
-    """Sines and cosines of positions (length, width), Vaswani et al., 2017, section 3.5."""
-    rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
-    angles = torch.arange(length).unsqueeze(1) * rates
-    return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)
 
 
 def _mean_of_words(
@@ -210,20 +177,10 @@ def _mean_of_words(
 def _recurrent(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
     ids = _learned(name, in_shape, words)
     if name == "text-bilstm":
-        states = LastWordState(ids, nn.LSTM, layers=1, both_ways=True)
+        states = LastWordState(ids, layers=1, both_ways=True)
         return _wide(name, classes, states, fc=nn.Linear(2 * _WIDE, _WIDE))
-    dropout = nn.Dropout(_LIGHT_DROPOUT)
-    if name == "text-gru":
-        return _wide(name, classes, LastWordState(ids, nn.GRU, layers=2), dropout=dropout)
-    return _wide(name, classes, LastWordState(ids, nn.LSTM, layers=2), relu=nn.ReLU(), dropout=dropout)
-
-
-def _transformer(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-    ids = _learned(name, in_shape, words)
-    head = nn.Linear(_WIDE, classes)
-    nn.init.uniform_(head.weight, -0.1, 0.1)
-    nn.init.zeros_(head.bias)
-    return SequentialSplit(FirstWord(ids, in_shape[0], heads=8, layers=2), nn.Sequential(), head, name)
+    states = LastWordState(ids, layers=2)
+    return _wide(name, classes, states, relu=nn.ReLU(), dropout=nn.Dropout(_LIGHT_DROPOUT))
 
 
 def _wide(name: str, classes: int, reads: nn.Module, **behind: nn.Module) -> SequentialSplit:
@@ -262,7 +219,5 @@ register(
 )
 register("text-linear", _mean_of_words, _NEWS, "HtFLlib's logistic regression: the words' mean, the head.")
 register("text-lstm", _recurrent, _NEWS, "HtFLlib's LSTM of two layers.")
-register("text-gru", _recurrent, _NEWS, "HtFLlib's GRU of two layers.")
 _about = "HtFLlib's bidirectional LSTM of one layer, behind it a Linear layer without activation."
 register("text-bilstm", _recurrent, _NEWS, _about)
-register("text-transformer-h8-l2", _transformer, _NEWS, "HtFLlib's transformer, 2 deep, with 8 heads a layer.")

@@ -340,11 +340,12 @@ def test_a_server_begins_so_many_sums_and_no_more(tmp_path: Path, asked: Asked) 
     wire = Nearby(asked.recipe, tmp_path)
     facts = {key: value for key, value in asked.envelopes["keys"].facts.items() if key != "sum"}
 
-    def begin(number: int, round: int = 1) -> Answer:
-        return wire.ask(FIRST_NODE, Envelope("keys", {**facts, "round": round, "sum": {"name": f"{number:016x}"}}))
+    def begin(number: int, **other: Any) -> Answer:
+        return wire.ask(FIRST_NODE, Envelope("keys", {**facts, **other, "sum": {"name": f"{number:016x}"}}))
 
     assert all(isinstance(begin(number), Envelope) for number in range(10))
-    assert "at most 10 different requests for sums in round 1, exchange 0" in str(begin(10))
+    for more in (begin(10), begin(3, experiment="f" * 16)):
+        assert "at most 10 different requests for sums in round 1, exchange 0" in str(more)
     assert isinstance(begin(3), Envelope)
     assert isinstance(begin(10, round=2), Envelope)
 

@@ -120,13 +120,15 @@ class AnswerLimits:
         what = "sums of all rows" if self._is_one_release else f"noise in {_when(task)}"
         self._count(what, digest, self.runs)
 
-    def count_sum(self, task: TaskRequest) -> None:
+    def count_sum(self, task: TaskRequest, name: str) -> None:
         """Note a sum with masks that the node takes part in; a server that is started again begins another one.
+
+        name: of the sum, for which no other keys are used.
 
         Raises:
             RunError: it would be one too many, or cannot be noted.
         """
-        self._count(f"sums in {_when(task)}", task.sum.name, self.most_sums(1))
+        self._count(f"sums in {_when(task)}", name, self.most_sums(1))
 
     def most_sums(self, times: int) -> int:
         """Sums that it takes part in, where a run of the recipe begins so many."""

@@ -49,11 +49,11 @@ class NodeSum:
         self._settings = recipe.secure_sums
         if not self._settings.enabled:
             raise ConfigError("expected secure_sums.enabled = true in this node's recipe, got a request for a sum")
-        limits.count_sum(task)
         self._client, self._task, self._limits = config.client_id, task, limits
         self._method: Method = recipe.chosen_method
         asked = self._asked = task.sum
         name = json.dumps([task.experiment, task.round, task.exchange_index, task.is_final, asked.name])
+        limits.count_sum(task, name)
         self._participant = Participant(load_or_create_key(config.state, _SECRET), self._client, name)
         self._name = name
         self._keys = {client: bytes.fromhex(key) for client, key in zip(asked.clients, asked.keys, strict=False)}

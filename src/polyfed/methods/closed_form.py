@@ -314,10 +314,8 @@ class ClosedForm(Method):
 
     # settings without effect ----------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        if self.map == "photographs":
-            sums_of_rows.check_images(server, self.name)
         if self.uses_photographs:
-            sums_of_rows.check_photographs(server, self.name, self.features)
+            sums_of_rows.check_photographs(server, self.name, self.features, self.map == "photographs")
         if not self.views and server.training.augmentation == "none":
             raise ConfigError(
                 f"{self.name}: views = false does nothing without training.augmentation; leave it at true"

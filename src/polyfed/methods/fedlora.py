@@ -207,7 +207,7 @@ class CommonAdapters:
 
 
 class Stack:
-    """All adapters beside each other are added to W everywhere; A is drawn anew, B is zero (FLoRA)."""
+    """All adapters beside each other are added to W everywhere, as an "offset"; A is drawn anew, B is zero (FLoRA)."""
 
     has_offset = True
 
@@ -230,14 +230,11 @@ class Stack:
         sent = method.sent(uploads)
         stacked = {name: lora.stack([own[name] for own in sent], shares) for name in sent[0]}
         updates = _add(get_group(server.state, "sum_of_stacks"), stacked)
-        known = {str(i): get_tensor(message, "stacks_added") for i, message in uploads.items()}
+        added = {str(i): get_tensor(message, "stacks_added") for i, message in uploads.items()}
         server.state["sum_of_stacks"] = updates
         server.state["stack"] = group_of(stacked)
         server.state["stacks"] = get_tensor(server.state, "stacks") + 1
-        server.state["stacks_added"] = {
-            **members(server.state, "stacks_added"),
-            **known,
-        }  # how many each client has added
+        server.state["stacks_added"] = {**members(server.state, "stacks_added"), **added}  # how many by each client
         return updates
 
     def receive(self, client: Client, message: Message) -> None:

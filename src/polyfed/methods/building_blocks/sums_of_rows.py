@@ -61,20 +61,16 @@ def form(known: UploadContext, name: str) -> Members:
     return Members({key: (entry,) for key, entry in entries.items()})
 
 
-def check_images(server: Server, method: str) -> None:
-    """Whether inputs are images, as the map "photographs" needs."""
+def check_photographs(server: Server, method: str, features: int, only_images: bool) -> None:
+    """Whether the filters of photographs give so many features of images. only_images: other inputs are refused."""
     x = server.prepare(server.input_example)
-    if x.dim() != 4 or not x.is_floating_point():
+    if only_images and (x.dim() != 4 or not x.is_floating_point()):
         raise ConfigError(
             f"{method}: expected inputs (C, H, W) of floats with map = 'photographs', got {tuple(x.shape[1:])} of "
             f"{x.dtype}"
         )
-
-
-def check_photographs(server: Server, method: str, features: int) -> None:
-    """Whether the filters of photographs give so many features of inputs, where these are images."""
     try:
-        count_features(server.prepare(server.input_example), features, photographs=True)
+        count_features(x, features, photographs=True)
     except ValueError as problem:
         raise ConfigError(f"{method}: {problem}") from None
 

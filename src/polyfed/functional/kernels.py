@@ -79,6 +79,7 @@ class _Parts(NamedTuple):
 
 
 def centered_parts(a_LD: Tensor, b_LE: Tensor) -> _Parts:
+    """Those of two representations, which are centered and scaled first: CKA is ab / (norm_a norm_b)."""
     a_LD, b_LE = center_and_scale(a_LD, b_LE.dtype), center_and_scale(b_LE, a_LD.dtype)
     (aa, gram_a) = _gram(a_LD)
     (bb, gram_b) = _gram(b_LE)
@@ -191,7 +192,7 @@ class MeanKernelFactor:
         self._fro = norm == "fro"
         self._first: Tensor | None = None  # column of the first
         self._peak = torch.zeros((), dtype=torch.float64)  # max|A_j| of all, the common unit
-        self._parts: list[_Part] = []
+        self._kept: list[_Representation] = []
         self._width = 0  # sum of the widths
         self._columns: Tensor | None = None  # G, once it was too wide
         self._kernel: Tensor | None = None  # G G^T in place of G, once an A_j was wide
@@ -210,14 +211,14 @@ class MeanKernelFactor:
             size = _gram(ready_LD)[0].sqrt() if self._fro else max_abs(ready_LD)
             mean_D = a_LD.to(ready_LD.dtype).mean(dim=0)
             peak, size = torch.stack([max_abs(a_LD).double(), size.double()]).cpu()  # at once, as a GPU waits for it
-            self._parts.append(_Part(a_LD, mean_D, size, peak))
+            self._kept.append(_Representation(a_LD, mean_D, size, peak))
             self._peak = torch.maximum(before, peak)
             if not self._fro and self._peak > before:
                 self._shrink(float(nonzero(before) / self._peak))
             if self._width > self._exact_rank:
-                for part in self._parts:
-                    self._gather(self._scaled(part, 1.0))  # 1/N left out: CKA does not see the scale
-                self._parts = []
+                for one in self._kept:
+                    self._gather(self._scaled(one, 1.0))  # 1/N left out: CKA does not see the scale
+                self._kept = []
 
     @torch.no_grad()
     def result(self) -> Factor:
@@ -228,7 +229,7 @@ class MeanKernelFactor:
         """
         with torch.autocast(self._like.device.type, enabled=False):
             if self._columns is None and self._kernel is None:
-                f_Lr = torch.cat([self._scaled(part, 1 / self.count) for part in self._parts], dim=1)
+                f_Lr = torch.cat([self._scaled(one, 1 / self.count) for one in self._kept], dim=1)
                 return Factor(f_Lr / nonzero(max_abs(f_Lr)), 0.0, f_Lr.shape[1])
             f_Lr, norm, rest = self._leading_columns()
             rest += self._left_out
@@ -240,12 +241,12 @@ class MeanKernelFactor:
         assert self._first is not None
         return self._first
 
-    def _scaled(self, part: _Part, share: float) -> Tensor:
+    def _scaled(self, one: _Representation, share: float) -> Tensor:
         """G_j = sqrt(share) Ac_j, over the common unit or that of its kernel."""
         dtype = torch.promote_types(self._like.dtype, torch.float32)
-        unit = nonzero(part.size) * nonzero(part.peak) ** 2 if self._fro else nonzero(self._peak) ** 2
-        square = torch.where(part.size > 0, share / unit, torch.zeros_like(unit))  # 0: equal rows
-        return (part.a_LD.to(dtype) - part.mean_D.to(dtype)).mul_(square.sqrt().to(dtype))
+        unit = nonzero(one.size) * nonzero(one.peak) ** 2 if self._fro else nonzero(self._peak) ** 2
+        square = torch.where(one.size > 0, share / unit, torch.zeros_like(unit))  # 0: equal rows
+        return (one.a_LD.to(dtype) - one.mean_D.to(dtype)).mul_(square.sqrt().to(dtype))
 
     def _leading_columns(self) -> tuple[Tensor, float, float]:
         if self._kernel is None:
@@ -277,7 +278,7 @@ class MeanKernelFactor:
             self._columns = torch.cat([held, piece], dim=1)
 
 
-class _Part(NamedTuple):
+class _Representation(NamedTuple):
     """A_j, its column means, the size and the peak by which it is scaled (0-d float64; size 0: equal rows)."""
 
     a_LD: Tensor

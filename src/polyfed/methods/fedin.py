@@ -58,6 +58,7 @@ from polyfed.core.modules import copy_parameters, float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional.centering import widened
+from polyfed.functional.feature_pooling import from_common
 from polyfed.functional.losses import task_loss
 from polyfed.functional.modes import frozen_running_stats
 from polyfed.methods.building_blocks import feature_pairs, weight_averaging
@@ -91,9 +92,14 @@ class FedIN(Method):
         return task_loss(model.head(s_out), batch.y, batch.w)
 
     def loss_in(self, model: Any, context: Context) -> Tensor:
-        """l_IN (eq. 7) on a context's pairs; projected ones are in the common shape (`feature_pairs`)."""
-        found = feature_pairs.in_common_shape(model.transform(feature_pairs.own_s_in(context)), context)
-        loss: Tensor = (found - context["s_out"]).square().mean()
+        """l_IN (eq. 7) on a context's pairs; of projected ones mean (P_out f(P_in' s_in; w_in) - s_out)^2."""
+        s_in, s_out = context["s_in"], context["s_out"]
+        if self.common is None:
+            found = model.transform(s_in)
+        else:
+            own_s_in = from_common(s_in, context["p_in"], context["cut"].shape[1:])
+            found = model.transform(own_s_in) @ context["p_out"].T
+        loss: Tensor = (found - s_out).square().mean()
         return loss
 
     def direction(self, g_local: Tensor, g_in: Tensor) -> Tensor:

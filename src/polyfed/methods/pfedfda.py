@@ -42,7 +42,7 @@ from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Method, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import BODY, as_split_model, float_state, load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage, Training
+from polyfed.core.settings import Training
 from polyfed.core.upload_forms import SAMPLES, Entry, as_sent
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.class_statistics import pack, unpack
@@ -197,10 +197,7 @@ class PFedFDA(Method):
         "covariance": "a covariance of rows, which could not be inverted with noise in it",
     }
     entries_of_rows = ("means", "covariance")
-
-    @property
-    def evaluation_stage(self) -> Stage:
-        return "received"
+    evaluation_stage = "received"
 
 
 def _common(client: Client) -> Gaussians:

@@ -7,7 +7,7 @@ Where clients' networks differ in width or family, pairs are sent in one common 
 client has two matrices: P_in (C, c) for the channels of what enters its intermediate part, P_out (F, D) for its
 representation. They are orthogonal, and a function of the run's seed and of the widths alone.
 
-    l_IN = mean (P_out f(P_in' s_in; w_in) - s_out)^2
+    l_IN = mean (P_out f(P_in' s_in; w_in) - s_out)^2        (`FedIN.loss_in`)
 
 In a context: "p_in", "p_out", and "cut" (1, ...), a sample of what enters the intermediate part, for its shape.
 """
@@ -32,7 +32,7 @@ from polyfed.core.releases import Release
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Form, Members, UploadContext, as_sent
 from polyfed.functional.clipping import clip_rows
-from polyfed.functional.feature_pooling import from_common, layout, random_orthogonal, to_common
+from polyfed.functional.feature_pooling import layout, random_orthogonal, to_common
 from polyfed.functional.modes import has_batchnorm
 from polyfed.validation.effect import ActsWith
 
@@ -213,17 +213,6 @@ class CommonSpace:
         """Pairs of the client's own shapes in the common one."""
         p_in, p_out = (matrices[name].to(pairs["s_in"].device) for name in ("p_in", "p_out"))
         return {"s_in": to_common(pairs["s_in"], p_in, self.grid), "s_out": pairs["s_out"] @ p_out.T}
-
-
-def own_s_in(context: Context) -> Tensor:
-    """What others' pairs feed into a network's intermediate part, in the network's own shape."""
-    s_in: Tensor = context["s_in"]
-    return from_common(s_in, context["p_in"], context["cut"].shape[1:]) if "p_in" in context else s_in
-
-
-def in_common_shape(found: Tensor, context: Context) -> Tensor:
-    """What a network makes of them, in the shape of their "s_out"."""
-    return found @ context["p_out"].T if "p_out" in context else found
 
 
 def features_of(common: CommonSpace | None, client: Client) -> Callable[[Tensor], Tensor]:

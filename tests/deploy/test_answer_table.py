@@ -162,7 +162,7 @@ def test_a_node_with_its_own_rows_and_network(tmp_path: Path, capsys: pytest.Cap
     words = ["deploy", "check", "--recipe", str(tmp_path / "recipe.toml"), "--node-config", config]
     assert cli.status([*words, "--json"]) == 0
     table = json.loads(capsys.readouterr().out)
-    training = next(one for one in table["answers"] if one["name"] == "training, later rounds, 'train'")
+    training = next(one for one in table["answers"] if one["name"] == "training, later rounds")
     assert (training["usual"], training["most"], training["rows"]) == (1, 10, "training")
     assert "labels 2 int32" in training["tensors"]
     assert not (tmp_path / "s").exists()

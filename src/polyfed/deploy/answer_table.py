@@ -189,6 +189,7 @@ class _Trial:
         for number in range(1, self._recipe.training.rounds + 1):
             asked.update((_when(number), exchange.name) for exchange in method.exchanges(number))
         asked.update((_FINAL, exchange.name) for exchange in method.final_exchanges())
+        are_several = len({name for _, name in asked}) > 1
         for (when, name), usual in asked.items():
             places = [(when, name), (_when(1), name), (_when(2), name)]  # in one of them it may have diverged
             noted = next((self._noted[place] for place in places if place in self._noted), None)
@@ -197,7 +198,8 @@ class _Trial:
                     f"expected an upload of client {self._client.id} in '{name}', got none: its work is refused"
                 )
             most = self._limits.most("train", usual)
-            yield replace(noted[0], name=f"training, {when}, '{name}'", usual=usual, most=most), noted[1]
+            place = f"{when}, '{name}'" if are_several else when
+            yield replace(noted[0], name=f"training, {place}", usual=usual, most=most), noted[1]
 
     def _masks(self, uploads: Sequence[Answer]) -> Iterator[Answer]:
         """Answers by which clients agree on the masks of sums, and take them off the totals."""

@@ -177,10 +177,7 @@ def harmless_cells(text: str) -> bool:
     [
         ["report", "run"],
         ["report", "run", "--metrics"],
-        ["audit", "epsilon", "run"],
-        pytest.param(["plot", "run", "--figures", "clients"], marks=pytest.mark.slow),
         ["predict", "run", "new.npy", "--client", "0", "--probabilities"],
-        ["predict", "run", "new.npy", "--client", "0", "--json"],
         pytest.param(["audit", "leakage", "run", "--images", "0", "--overwrite"], marks=pytest.mark.slow),
         ["predict", f"no{ESC}where", "new.npy", "--client", "0"],
         ["run", f"no{ESC}where.toml"],

@@ -207,7 +207,7 @@ def test_ctrl_c_writes_a_checkpoint_and_resume_gives_the_undisturbed_run(polyfed
     assert models(folder / "stopped") == models(folder / "undisturbed")
 
 
-@pytest.mark.parametrize("words", others_slow([["--help"], ["methods", "--json"]], quick=[["--help"]]))
+@pytest.mark.parametrize("words", others_slow([["--help"], ["methods", "fedgh"]], quick=[["--help"]]))
 def test_a_reader_that_has_gone_is_no_failure(words: list[str], tmp_path: Path) -> None:
     process = start(tmp_path, *words)
     assert process.stdout is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -66,10 +65,9 @@ def test_what_others_have_registered_is_listed(
 
 
 def test_every_method_is_listed_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert status(["methods", "--json"]) == 0
-    found = {row["name"]: row["summary"] for row in json.loads(capsys.readouterr().out)}
-    assert list(found) == list(METHODS)
-    assert all(found.values())
+    assert status(["methods"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(f"{name} {METHODS.summary(name)[:20]}" in said for name in METHODS)
 
 
 def test_a_name_that_is_not_known_is_told(capsys: pytest.CaptureFixture[str]) -> None:

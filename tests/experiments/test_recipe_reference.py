@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 
 import pytest
 
@@ -40,13 +40,11 @@ def test_a_section_a_method_and_a_key(capsys: pytest.CaptureFixture[str], monkey
     assert max(map(len, out.splitlines())) <= 100
     assert "batch_size" in out
     assert "kernel.rank" in said("recipe", "method.fedhenn", capsys=capsys)
-    assert json.loads(said("recipe", "training.lr", "--json", capsys=capsys)) == {
-        "training": [
-            {"name": "lr", "type": "number >= 0", "default": "0.01", "meaning": "learning rate of local training"}
-        ]
-    }
+    key = said("recipe", "training.lr", capsys=capsys).splitlines()[-1]
+    assert re.split(" {2,}", key) == ["lr", "number >= 0", "0.01", "learning rate of local training"]
     assert "rank" in said("recipe", "method.fedhenn.kernel.rank", capsys=capsys)
-    assert set(SECTIONS) < set(json.loads(said("recipe", "--json", capsys=capsys)))
+    out = said("recipe", capsys=capsys)
+    assert all(f"[{section}]  " in out for section in SECTIONS)
 
 
 @pytest.mark.parametrize(

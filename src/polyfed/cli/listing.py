@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -15,6 +15,7 @@ from rich.table import Table
 from polyfed.model_groups import GROUPS
 
 if TYPE_CHECKING:
+    from polyfed.data.sources import Source
     from polyfed.experiments.method_facts import Key
     from polyfed.experiments.recipe_reference import Section
 
@@ -72,13 +73,13 @@ def of_model(row: Mapping[str, Any], width: int) -> str:
     return "\n".join([*_facts(row["name"], row["about"], facts, width), *textwrap.wrap(use, width)])
 
 
-def of_dataset(row: Mapping[str, Any], width: int) -> str:
+def of_dataset(source: Source, width: int) -> str:
     """The page of one data set."""
-    here = {True: "yes", False: "no", None: "as its name says"}[row["here"]]
-    lines = list(_facts(row["name"], row["about"], {"here": here}, width))
-    for paragraph in filter(None, row["text"].split("\n\n")):
+    here = {True: "yes", False: "no", None: "as its name says"}[source.is_here()]
+    lines = list(_facts(source.name, source.about, {"here": here}, width))
+    for paragraph in filter(None, source.text.split("\n\n")):
         lines += [*textwrap.wrap(" ".join(paragraph.split()), width), ""]
-    return "\n".join([*lines, *textwrap.wrap(f'In a recipe: [data] dataset = "{row["name"]}"', width)])
+    return "\n".join([*lines, *textwrap.wrap(f'In a recipe: [data] dataset = "{source.name}"', width)])
 
 
 def _facts(name: str, about: str, facts: Mapping[str, str], width: int) -> Iterator[str]:
@@ -89,19 +90,19 @@ def _facts(name: str, about: str, facts: Mapping[str, str], width: int) -> Itera
     yield ""
 
 
-def of_datasets(rows: Sequence[Mapping[str, Any]], width: int) -> str:
+def of_datasets(sources: Iterable[Source], width: int) -> str:
     """One row per data set: name, whether its files are here, and what it is."""
     table = _table([("data set", "left"), ("here", "left"), ("what it is", "left")])
-    for row in rows:
-        table.add_row(row["name"], {True: "yes", False: "no", None: "-"}[row["here"]], row["about"])
+    for source in sources:
+        table.add_row(source.name, {True: "yes", False: "no", None: "-"}[source.is_here()], source.about)
     return _rendered(table, width)
 
 
-def of_methods(rows: Sequence[Mapping[str, Any]], width: int) -> str:
+def of_methods(summaries: Mapping[str, str], width: int) -> str:
     """One row per method: name, and what it does."""
     table = _table([("method", "left"), ("what it does", "left")])
-    for row in rows:
-        table.add_row(row["name"], row["summary"])
+    for name, summary in summaries.items():
+        table.add_row(name, summary)
     return "\n".join(
         [_rendered(table, width), "", "polyfed methods NAME: paper, messages, hyperparameters, deviations"]
     )

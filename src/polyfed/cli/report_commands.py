@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.options import AsJson, ModelStage, OwnDevice, TargetAccuracy, Trust, parse_names
-from polyfed.cli.output import all_problems_listed, print_files, print_json, print_stderr, print_text, terminal_width
+from polyfed.cli.options import ModelStage, OwnDevice, TargetAccuracy, Trust, parse_names
+from polyfed.cli.output import all_problems_listed, print_files, print_stderr, print_text, terminal_width
 from polyfed.escaping import client_text
 
 
@@ -68,7 +68,6 @@ def predict(
     client: Annotated[str, typer.Option(metavar="CLIENT", help="Whose model: a number or a name.", show_default=False)],
     out: Annotated[Path, typer.Option(metavar="FILE.csv", help="Where to write; - is standard output.")] = Path("-"),
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Those of all classes, too.")] = False,
-    json: AsJson = False,
     device: OwnDevice = "cpu",
     resize: Annotated[bool, typer.Option("--resize", help="Bring images to the size of the run's.")] = False,
     stage: ModelStage = None,
@@ -82,7 +81,7 @@ def predict(
 
     \b
     polyfed predict runs/mine --client 3 photos --out photos.csv
-    polyfed predict runs/mine --client north new.parquet --json
+    polyfed predict runs/mine --client north new.parquet --probabilities
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments import prediction
     from polyfed.report.atomic_files import write_whole
@@ -95,24 +94,12 @@ def predict(
         print_stderr(f"model of {client_text(model.client, model.name)}")
     if to_file:
         write_whole(out, found.to_csv(probabilities).encode())
-    if json:
-        score = {"accuracy": found.accuracy} if model.scale is None else {"rmse": found.rmse}
-        named = {"name": model.name} if model.name else {}
-        facts = {
-            "run": str(run),
-            "client": model.client,
-            **named,
-            "stage": model.stage,
-            "inputs": len(found.names),
-            **score,
-        }
-        print_json({**facts, "unknown": list(found.unknown), "predictions": found.rows(probabilities)})
-    elif not to_file:
+    else:
         print_text(found.to_csv(probabilities).removesuffix("\n"))
     score_text = None if found.accuracy is None else f"accuracy {100 * found.accuracy:.2f} %"
     if found.rmse is not None:
         score_text = f"RMSE {found.rmse:.4g}"
-    if score_text is not None and not json:
+    if score_text is not None:
         score_text += f" of {len(found.names)} inputs with labels"
         print(score_text, file=sys.stdout if to_file else sys.stderr)  # not among the rows, where these are printed
     if found.unknown:
@@ -120,7 +107,7 @@ def predict(
         more = ", ..." if len(found.unknown) > 10 else ""
         told = f"{len(found.unknown)} of {len(found.names)} texts have no word that the run knows"
         print_stderr(f"{told}: rows {rows}{more}")
-    if to_file and not json:
+    if to_file:
         print_files([out])
 
 

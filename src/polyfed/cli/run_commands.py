@@ -24,7 +24,6 @@ from polyfed.cli.options import (
     RunAgain,
     RunFolder,
     Seed,
-    TargetAccuracy,
     Workers,
     parse_names,
     parse_seeds,
@@ -108,7 +107,6 @@ def compare(
     device: Device = None,
     loggers: Loggers = None,
     preset: PresetNames = None,
-    target: TargetAccuracy = None,
     controls: Annotated[
         bool,
         typer.Option("--controls", help="Also what tells the others' part in a gain: methods alone, pooled data, ..."),
@@ -141,7 +139,6 @@ def compare(
         workers=workers,
         executor=executor,
         preset=preset,
-        target=target,
         controls=controls,
     )
     print_table(to_text, done)

@@ -19,7 +19,7 @@ from polyfed.report.compare_command import save_command
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import Table
 from polyfed.report.html_report import write_report
-from polyfed.report.statistics import SEEDS, parse_target
+from polyfed.report.statistics import SEEDS
 from polyfed.units import human_count
 
 __all__ = ["Comparison", "compare"]
@@ -44,7 +44,6 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     workers: int | None = None,
     executor: str | None = None,
     preset: str | None = None,
-    target: str | float | None = None,
     controls: bool = False,
 ) -> Comparison:
     """Run methods x seeds on the same data, and put them side by side. Local is always among them.
@@ -61,7 +60,6 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         overwrite: run again what is already done.
         progress: show how it gets on, on standard error.
         device, workers, executor, preset: as for `run`.
-        target: an accuracy, 0.6 or "60 %": also give the rounds, bytes and seconds that it took.
         controls: also run what says how much of a method's gain needs the other clients: every method alone,
             other models on each client's own rows, and training on all clients' rows (`polyfed.experiments.controls`).
 
@@ -79,8 +77,6 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         )
     if not seeds:
         raise ConfigError("expected at least one seed, got none")
-    if target is not None:
-        parse_target(target)  # an error comes before the first run
     folder = Path(out if out is not None else base.run.out or f"runs/{base.stem}")
     data = DataCache()
     chosen = {name: base.choose(name) for name in given or base.variants()}
@@ -113,7 +109,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         words += [word for text in overrides for word in ("--set", text)]
         words += ["--controls"] if controls else []
         save_command(folder, shlex.join(["polyfed", "compare", str(recipe), *words]), ran=bool(pending))
-    table = compare_runs(done.runs, target=target)
+    table = compare_runs(done.runs)
     return Comparison(folder, table, tuple(write_report(table, folder)), done.failures, done.unlearnt)
 
 

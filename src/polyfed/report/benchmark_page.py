@@ -75,8 +75,6 @@ def to_markdown(
         parts.append(f"Not begun: {markdown_text(', '.join(lacking))}.")
     parts += ["## What the others' data are worth", worth_of(found).to_markdown()]
     parts += _primary(found, primary)
-    parts += _federated_gains(found)
-    parts += _over_tuned_locals(found)
     for one in found:
         parts += _about_setting(one)
     frame = pd.concat([one.frame for one in found])
@@ -205,50 +203,6 @@ def gain_text(gain: Estimate, score: MainScore) -> str:
     return scored(gain.mean, score, "+") + known
 
 
-# over settings ------------------------------------------------------------------------------------------------------
-
-
-def _federated_gains(found: Sequence[SettingResult]) -> Iterator[str]:
-    """How much better together is than alone, per method and setting; nothing where no method ran alone."""
-    names = list(dict.fromkeys(row.name for one in found for row in one.rows if _has_alone(one, row)))
-    columns = [Column("method", names, words=True)]
-    for one in found:
-        cells = [gain_text(one.gain(name, f"{name}-alone"), one.main_score) for name in names]
-        columns.append(Column(one.setting, cells, italic=_in_vain(one, names)))
-    if names:
-        yield "## Federated gains"
-        yield markdown_table(columns)
-        yield (
-            "How much better together is than alone (every client a federation of its own): accuracy in percentage "
-            "points, RMSE in the target's unit; paired by seed, with the 95 % interval. In italics: together is better "
-            "than alone, but worse than Local, and so no gain by the others."
-        )
-
-
-def _has_alone(one: SettingResult, row: RowResult) -> bool:
-    return not row.control and f"{row.name}-alone" in one.names
-
-
-def _in_vain(one: SettingResult, names: Sequence[str]) -> frozenset[int]:
-    """The places of rows that are better together than alone, but worse than Local."""
-    parts = [(one.gain(name, f"{name}-alone").mean or 0.0, one.gain(name).mean or 0.0) for name in names]
-    return frozenset(at for at, (federated, over_local) in enumerate(parts) if federated > 0 > over_local)
-
-
-def _over_tuned_locals(found: Sequence[SettingResult]) -> Iterator[str]:
-    """How far methods lie above variants of Local that were tuned."""
-    methods = [(one, row) for one in found for row in one.rows if not row.control]
-    for local in dict.fromkeys(row.name for _, row in methods if row.method == "local" != row.name):
-        having = [one for one in found if local in one.names]
-        names = list(dict.fromkeys(row.name for one, row in methods if one in having and row.method != "local"))
-        columns = [Column("method", names, words=True)]
-        for one in having:
-            columns.append(Column(one.setting, [gain_text(one.gain(name, local), one.main_score) for name in names]))
-        yield f"## {markdown_text(f'Gains over {local}')}"
-        yield markdown_table(columns)
-        yield markdown_text(f"As far as each method lies above {local}, Local with what validation chose for it.")
-
-
 # a setting ----------------------------------------------------------------------------------------------------------
 
 
@@ -258,7 +212,7 @@ def _about_setting(one: SettingResult) -> Iterator[str]:
     score = one.main_score
     names = one.names
     over = [Estimate() if name == "local" else one.gain(name) for name in names]
-    with_alone = [row.name if _has_alone(one, row) else "" for row in one.rows]
+    with_alone = [name if f"{name}-alone" in names else "" for name in names]
     alone = [one.gain(f"{name}-alone") for name in with_alone]
     federated = [one.gain(name, f"{name}-alone") for name in with_alone]
     sent = map(sum_of, zip(one.means("bytes_up"), one.means("bytes_down"), strict=True))
@@ -268,8 +222,8 @@ def _about_setting(one: SettingResult) -> Iterator[str]:
         Column("best by validation", [scored(mean, score) for mean in one.means(f"{score.name}_best_by_validation")]),
         Column("gain over Local", [gain_text(gain, score) for gain in over]),
         Column("smallest shown", [scored(gain.smallest_shown, score) for gain in over]),
-        Column("= alone", [scored(gain.mean, score, "+") for gain in alone]),
-        Column("+ federated", [scored(gain.mean, score, "+") for gain in federated], italic=_in_vain(one, with_alone)),
+        Column("= alone", [gain_text(gain, score) for gain in alone]),
+        Column("+ federated", [gain_text(gain, score) for gain in federated], italic=_in_vain(alone, federated)),
         Column("rounds", [formatted(number, ".4g") for number in one.means("rounds")]),
         Column("at the limit", [_at_limit(one, row) for row in one.rows]),
         Column("bytes", [size(total) for total in sent]),
@@ -281,6 +235,12 @@ def _about_setting(one: SettingResult) -> Iterator[str]:
         "with evaluation.patience, of the same ones. Smallest shown: the smallest gain over Local that as many seeds "
         "of this spread would tell from zero four times in five; a smaller one cannot be excluded."
     )
+    if any(with_alone):
+        yield (
+            "= alone, + federated: the gain over Local of the method with every client a federation of its own, and "
+            "how much better together is. In italics: together is better than alone, but worse than Local, and so no "
+            "gain by the others."
+        )
     if any(map(one.runs_at_limit, one.rows)):
         yield f"At the limit: how many runs {one.rounds} rounds have ended before validation did."
     tuned = {row.name: row.tuning for row in one.rows if row.tuning}
@@ -290,6 +250,12 @@ def _about_setting(one: SettingResult) -> Iterator[str]:
         words = {"row": list(tuned), "tried": tried, "chosen": chosen}
         yield markdown_table([Column(heading, cells, words=True) for heading, cells in words.items()])
         yield "Chosen by validation of all that was tried."
+
+
+def _in_vain(alone: Sequence[Estimate], federated: Sequence[Estimate]) -> frozenset[int]:
+    """The places of rows that are better together than alone, but worse than Local."""
+    parts = [(first.mean or 0.0, second.mean or 0.0) for first, second in zip(alone, federated, strict=True)]
+    return frozenset(at for at, (first, second) in enumerate(parts) if second > 0 > first + second)
 
 
 def _at_limit(one: SettingResult, row: RowResult) -> str:

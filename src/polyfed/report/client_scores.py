@@ -70,26 +70,6 @@ def client_columns(scores: pd.DataFrame, score: MainScore) -> list[Column]:
     return [column for column in columns if not column.is_empty]
 
 
-def verdicts(scores: pd.DataFrame, score: MainScore, named: bool) -> Iterator[str]:
-    """For how many clients a row is better than Local, beyond chance.
-
-    Where all seeds give the same difference, say of a single test row, its spread is not known well enough to tell.
-
-    Args:
-        named: whether a client is the same one with every seed.
-    """
-    lines = []
-    for row, own in scores.dropna(subset="difference_margin").groupby("method", sort=False):
-        is_sure = (own["difference"].abs() > own["difference_margin"]) & (own["difference_std"] > _NO_SPREAD)
-        sure = own["difference"][is_sure]
-        better = int(((sure < 0) == score.lower_is_better).sum())
-        undecided = len(own) - len(sure)
-        lines.append(f"{row} better for {better}, worse for {len(sure) - better}, undecided for {undecided}")
-    if lines:
-        which = "" if named else "; each seed deals rows anew, so that a number is another client in each"
-        yield f"client by client, by 95 % intervals over seeds of the difference to Local: {'; '.join(lines)}{which}"
-
-
 def worth_for_clients(group: Group) -> Iterator[str]:
     """A line for each client: what the best row that needs the others is to it, beside the best that needs nobody.
 

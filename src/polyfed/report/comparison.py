@@ -17,7 +17,7 @@ from polyfed.records import paper_tables
 from polyfed.records.main_score import ACCURACY, MainScore
 from polyfed.records.neighbors import neighbors
 from polyfed.report import paper_results
-from polyfed.report.client_scores import scores_of_clients, verdicts, worth_for_clients
+from polyfed.report.client_scores import scores_of_clients, worth_for_clients
 from polyfed.report.comparison_tables import ComparisonGroup, Table
 from polyfed.report.findings import Gains, decompose, remarks
 from polyfed.report.frames import round_frame
@@ -101,10 +101,7 @@ class _Section:
             *self.notes,
         ]
         notes += [*_about_epsilon(group, rows), *_about_scores(rows), *self._about_leaders(leaders), *remarks(gains)]
-        notes += [
-            *verdicts(clients, self.score, bool(group.runs[0].result.client_names)),
-            *worth_for_clients(group),
-        ]
+        notes += worth_for_clients(group)
         if target is not None:
             notes.append(_about_target(target, group))
         notes += _about_published(group, published)
@@ -164,7 +161,7 @@ class _Section:
             if name in gains:
                 one = gains[name]
                 row |= one.gain.named("gain") | one.alone.named("gain_alone")
-                row |= one.federated.named("federated_gain") | {"way_to_pooled_tuned": one.way}
+                row |= one.federated.named("federated_gain")
             found.append(row)
         frame = pd.DataFrame(found, dtype=object)
         return frame.where(frame.notna(), None)

@@ -70,7 +70,7 @@ class ComparisonGroup:
             std_clients, worst_client, bottom_decile; bytes_up, bytes_down, seconds, simulated_seconds; refused (summed
             over runs), nothing_learnt (in how many runs). by_stage_NAME, by_predictor_NAME, by_classes_NAME,
             held_out_NAME, by_architecture_NAME, metric_NAME, epsilon_UNIT: as far as all of the row's runs have them.
-            target_...: `polyfed.report.statistics.to_target`. gain, gain_alone, federated_gain, way_to_pooled_tuned:
+            target_...: `polyfed.report.statistics.to_target`. gain, gain_alone, federated_gain:
             `polyfed.report.findings.Gains`.
         published: beside what papers print (`polyfed.report.paper_results.compare_with_paper`).
         notes: what the columns mean, what a reader must know about these runs, the papers' footnotes.
@@ -238,8 +238,6 @@ def _gain_tables(section: ComparisonGroup) -> Iterator[SubTable]:
         gains = section.estimates(key)
         columns.append(Column(heading, [scored(one.mean, section.score, "+") for one in gains]))
         columns.append(Column(of, [interval(one, section.score) for one in gains]))
-    ways = section.column("way_to_pooled_tuned")
-    columns.append(Column("way to\npooled-tuned", [formatted(way, ".0%").replace("%", " %") for way in ways]))
     known = [at for at, gain in enumerate(section.column("gain")) if gain is not None]
     if known:
         yield (

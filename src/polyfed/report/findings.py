@@ -7,9 +7,6 @@ What federation is worth:
 
 "Alone" is the row of the same method with the same hyperparameters in which every client is a federation of its own.
 All three differences are paired by seed, on the seeds that together, alone and Local have, so that the sum is exact.
-The way to pooled-tuned is the mean gain over the mean difference to Local of a network that was trained on the rows of
-all and then on the client's own (`polyfed.experiments.pooled`), on the seeds that all three have; it is given where
-that difference is distinguishable from zero, as a share of what may be chance says nothing.
 """
 
 from __future__ import annotations
@@ -67,8 +64,7 @@ class Gains:
     Attributes:
         local: Local's mean accuracy on the seeds that all three have.
         gain: together minus Local. alone: alone minus Local. federated: together minus alone.
-        pooled: Local's mean accuracy plus the mean difference of pooled-tuned to it.
-        way: the share of the way from Local to that; None where it is not distinguishably above Local.
+        pooled: Local's mean accuracy plus the mean difference of pooled-tuned to it, on the seeds that both have.
     """
 
     local: float | None
@@ -76,7 +72,6 @@ class Gains:
     alone: Estimate
     federated: Estimate
     pooled: float | None
-    way: float | None
 
 
 def take_apart(
@@ -97,10 +92,6 @@ def take_apart(
     shared = [seed for seed in together if seed in alone and seed in local]
     mine, separate, base = ({seed: scores[seed] for seed in shared} for scores in (together, alone, local))
     most = Estimate.gain(pooled, base, score, resplit)
-    on_the_way = Estimate.gain(mine, {seed: base[seed] for seed in most.seeds}, score).mean
-    way = None
-    if on_the_way is not None and most.mean is not None and most.is_distinguishable and most.mean > 0:
-        way = on_the_way / most.mean
     level = mean_of(list(base.values()))
     return Gains(
         local=level,
@@ -108,7 +99,6 @@ def take_apart(
         alone=Estimate.gain(separate, base, score, resplit),
         federated=Estimate.gain(mine, separate, score, resplit),
         pooled=None if level is None or most.mean is None else score.improved(level, most.mean),
-        way=way,
     )
 
 
@@ -157,9 +147,6 @@ def remarks(found: Mapping[str, Gains]) -> list[str]:
         "alone: the same method with every client a federation of its own; gain over Local = gain alone + federated "
         "gain (together minus alone)"
     )
-    if any(one.way is not None for one in found.values()):
-        about += "; way to pooled-tuned: the gain as a share of what training on all clients' rows, and then on one's "
-        about += "own, gains"
     lines = [about]
     if all(one.federated.is_distinguishable is None for one in found.values()):
         return [*lines, "federated gains: nothing can be claimed of them below three seeds"]

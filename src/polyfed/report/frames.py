@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import ConfigError
 from polyfed.records.fields import validated
@@ -20,15 +20,7 @@ _WORDS = ("run", "name", "method", "control", "main_stage", "stage", "predictor"
 SPREAD = {"mean": "mean", "low": "min", "high": "max", "count": "size"}  # of a figure over seeds or clients
 
 
-class InMemory(Protocol):
-    """A run that need not be in a folder, as `polyfed.Run` is."""
-
-    result: Mapping[str, Any]
-    history: Any
-    path: Path | None
-
-
-def results(source: str | Path | InMemory | Iterable[str | Path], clients: bool = False) -> pd.DataFrame:
+def results(source: str | Path | Iterable[str | Path] | Any, clients: bool = False) -> pd.DataFrame:
     """What finished runs have recorded, as one long frame: a line for each figure.
 
     Columns:

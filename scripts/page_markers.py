@@ -43,13 +43,13 @@ from polyfed.core.settings import Training
 from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.escaping import markdown_text
-from polyfed.experiments import method_facts
+from polyfed.experiments import reference
 from polyfed.registry import METHODS
 from polyfed.report.benchmark_results import RowResult, SettingResult
 from polyfed.report.statistics import Estimate, mean_of
 from polyfed.report.text_tables import Column
 from polyfed.units import human_bytes, human_count
-from polyfed.validation.hyperparameters import flat_fields
+from polyfed.validation.settings import flat_fields
 
 _MARKER = re.compile(r"^`{3,}.*?^`{3,}|`[^`\n]+`|\{\{ *(?P<words>[^{}\n]+?) *\}\}", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
@@ -78,7 +78,7 @@ def expanded(text: str, page: Path) -> str:
 # methods --------------------------------------------------------------------------------------------------------------
 def hyperparameters(method: str) -> str:
     """The table of a method's hyperparameters."""
-    keys = method_facts.list_hyperparameters(METHODS[method])
+    keys = reference.list_hyperparameters(METHODS[method])
     lines = ["| hyperparameter | values | default | description |", "| --- | --- | --- | --- |"]
     for key in keys:
         shown = "-" if key.default == "none" else f"`{key.default}`"
@@ -95,7 +95,7 @@ def details(method: str) -> str:
 
 def communication(method: str) -> str:
     """What a method sends and keeps, as its docstring has it, and which model is scored."""
-    found = method_facts.page(method)
+    found = reference.page(method)
     down, up, kept = (markdown_text(found[key]) for key in ("down", "up", "states"))
     sent = f"Numbers of 4 bytes by client and round ([symbols](README.md)): down {down}; up {up}."
     stage = f"[Evaluated stage](../evaluation.md#stages-which-model): `{found['scored']}`."
@@ -137,7 +137,7 @@ def _clips_gradients(method: Method) -> bool:
 
 def deviations(method: str) -> str:
     """The list of a method's deviations from its paper, as its docstring has them."""
-    _, first, numbered = method_facts.page(method)["deviations"].partition("(1) ")
+    _, first, numbered = reference.page(method)["deviations"].partition("(1) ")
     points = re.split(r" \(\d+\) ", f" {first}{numbered}")[1:]
     return "\n".join(f"{number}. {markdown_text(point)}" for number, point in enumerate(points, 1))
 
@@ -147,7 +147,7 @@ def methods(_: str) -> str:
     heads = ("method", "paper", "may differ between clients", "download", "upload", "state between rounds")
     lines = [f"| {' | '.join(heads)} | evaluation stage |", "| --- " * (len(heads) + 1) + "|"]
     for name in METHODS:
-        found = method_facts.page(name)
+        found = reference.page(name)
         cells = [markdown_text(found[key]) for key in ("paper", "differs", "down", "up", "states")]
         lines.append(f"| [{name}]({name}.md) | {' | '.join(cells)} | `{found['scored']}` |")
     return "\n".join(lines)

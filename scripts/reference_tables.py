@@ -9,7 +9,7 @@ from click import Context
 
 from polyfed.cli.app import parser
 from polyfed.data.sources import find_source
-from polyfed.experiments.recipe_reference import sections
+from polyfed.experiments.reference import sections
 from polyfed.registry import DATASETS
 
 

@@ -22,9 +22,9 @@ from polyfed.config.protocol import Protocol
 from polyfed.escaping import markdown_text
 from polyfed.report.benchmark_page import to_markdown as benchmark_page
 from polyfed.report.benchmark_results import SettingResult, read_results
-from polyfed.report.compare_command import read_command
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import sub_tables
+from polyfed.report.html_report import read_command
 from polyfed.report.run_records import load_runs
 from polyfed.report.text_tables import Column, markdown_table
 

@@ -25,7 +25,7 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "Adversaries": "plugins.settings", "SecureSums": "plugins.settings",
     "Client": "core.client", "PublicData": "core.client", "Method": "core.method",
     "SplitModel": "models.split",
-    "hyperparameters": "validation.hyperparameters",
+    "hyperparameters": "validation.settings",
     "split": "models.adapt", "load_dataset": "data.datasets", "from_tensors": "data.dataset",
     "from_frame": "data.tables", "PolyfedError": "errors",
 }  # fmt: skip

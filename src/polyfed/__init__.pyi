@@ -35,6 +35,6 @@ from polyfed.plugins.settings import RobustAggregation as RobustAggregation
 from polyfed.plugins.settings import SecureSums as SecureSums
 from polyfed.report.figures import plot as plot
 from polyfed.report.frames import results as results
-from polyfed.validation.hyperparameters import hyperparameters as hyperparameters
+from polyfed.validation.settings import hyperparameters as hyperparameters
 
 __version__: str

@@ -17,8 +17,7 @@ import polyfed as pf
 from polyfed.cli.app import status
 from polyfed.core.message import Message
 from polyfed.core.server import Server
-from polyfed.experiments.cost_estimate import CostEstimate
-from polyfed.experiments.estimate import check, count_scored_rows, estimate_costs
+from polyfed.experiments.estimate import CostEstimate, check, count_scored_rows, estimate_costs
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.local import Local
 from tests.helpers.checked_recipe import CHECKED

@@ -14,7 +14,7 @@ import polyfed as pf
 from polyfed.cli.app import status
 from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method, hyperparameters
-from polyfed.experiments import estimate, method_facts
+from polyfed.experiments import estimate, reference
 from polyfed.experiments.estimate import check, check_methods
 from polyfed.registry import METHODS
 from tests.helpers.checked_recipe import CHECKED
@@ -50,7 +50,7 @@ def recipe(tmp_path, monkeypatch):
 
 def test_every_method_says_what_it_is():
     for name in METHODS:
-        row = method_facts.page(name)
+        row = reference.page(name)
         assert re.search(r"(19|20)\d\d|arXiv", row["paper"]) or name == "local", "expected authors, venue and year"
         sent = {row[key] for key in ("down", "up", "states")}
         assert (sent & {"nothing", "none"} == set()) == (name != "local")
@@ -60,7 +60,7 @@ def test_every_method_says_what_it_is():
 
 def test_deviations_are_numbered():
     for name in METHODS:
-        found = method_facts.page(name)
+        found = reference.page(name)
         numbers = re.findall(r"\((\d+)\) ", found["deviations"])
         least = 0 if found["paper"].startswith("none") else 1
         assert numbers == [str(number) for number in range(1, max(len(numbers), least) + 1)], name
@@ -68,7 +68,7 @@ def test_deviations_are_numbered():
 
 def test_what_may_differ_is_read_off_the_requirements():
     shapes, cuts = "depth; same-named tensors need the same shape", "cuts of equal shape"
-    assert {name: method_facts.page(name)["differs"] for name in FEW} == {
+    assert {name: reference.page(name)["differs"] for name in FEW} == {
         "local": "anything",
         "fedavg": f"{shapes} (same-shape: anything)",
         "fedgh": "anything before the head; a linear head of equal width",
@@ -96,7 +96,7 @@ class Mine(Method):
 
 
 def test_comments_are_found_where_they_stand():
-    assert {key.name: (key.default, key.meaning) for key in method_facts.list_hyperparameters(Mine)} == {
+    assert {key.name: (key.default, key.meaning) for key in reference.list_hyperparameters(Mine)} == {
         "plain": ("1", ""),
         "beside": ("0.5", "said beside it"),
         "above": ("2", "said above it, on two lines"),

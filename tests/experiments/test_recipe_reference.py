@@ -8,7 +8,7 @@ import pytest
 
 from polyfed.cli import app as cli
 from polyfed.config.schema import SECTIONS
-from polyfed.experiments import recipe_reference
+from polyfed.experiments import reference
 
 
 def said(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -21,7 +21,7 @@ def said(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_every_key_is_described() -> None:
-    found = {section.name: section for section in recipe_reference.sections()}
+    found = {section.name: section for section in reference.sections()}
     assert set(SECTIONS) <= set(found)
     for section in found.values():
         assert section.about

@@ -12,7 +12,7 @@ from polyfed.functional import class_statistics
 from polyfed.functional.class_statistics import are_possible, from_class_means, sum_rows
 from polyfed.functional.closed_forms import discriminant
 from polyfed.functional.noisy_sums import add_noise, are_within, nearest_possible
-from polyfed.records.neighbors import neighbors
+from polyfed.report.comparison import neighbors
 from tests.helpers.class_rows import CLASSES, PHI, Y, near
 
 

@@ -22,7 +22,7 @@ from polyfed.methods import FedHeNN, HomogeneousFedHeNN, Local
 from polyfed.methods.building_blocks import kernel_alignment
 from polyfed.models.split import SequentialSplit
 from polyfed.testing import ChangedValue, Reduction
-from polyfed.validation.hyperparameters import flat_fields
+from polyfed.validation.settings import flat_fields
 from tests.helpers import oracles
 from tests.helpers.quick import others_slow
 from tests.helpers.toys import (

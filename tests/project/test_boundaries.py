@@ -21,8 +21,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "polyfed"
 MAY_IMPORT = {
     "errors": {"escaping"},
     "escaping": set(),
-    "markup": {"escaping", "palette"},
-    "palette": set(),
+    "markup": {"escaping"},
     "places": {"errors", "escaping"},
     "records": {"errors", "escaping", "places"},
     "registry": {"errors"},

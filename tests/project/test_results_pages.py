@@ -13,7 +13,7 @@ import pytest
 
 import polyfed as pf
 from polyfed.config.recipe import Recipe
-from polyfed.report.compare_command import save_command
+from polyfed.report.html_report import save_command
 from tests.project.test_pages import check
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -26,7 +26,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.registry import file_of, is_own
-from polyfed.report.compare_command import read_command
+from polyfed.report.html_report import read_command
 from polyfed.report.run_records import load_runs
 from tests.helpers.processes import forked
 from tests.helpers.refusals import refusal

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polyfed.deploy.node_registry import EventLog
-from polyfed.report.compare_command import read_command
+from polyfed.report.html_report import read_command
 from tests.helpers.refusals import refusal
 
 NESTED = b"[" * 100_000

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from polyfed.errors import ConfigError
-from polyfed.report.compare_command import read_command, save_command
+from polyfed.report.html_report import read_command, save_command
 
 
 def test_the_day_of_the_last_run_is_kept(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError
-from polyfed.experiments import build, recipe_reference
+from polyfed.experiments import build, reference
 from polyfed.experiments.build import build_federation
 
 TABLE = "csv:table.csv"  # rows of numbers, in the folder of the test
@@ -174,7 +174,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_key_is_in_the_table() -> None:
-    sections = {section.name: section for section in recipe_reference.sections()}
+    sections = {section.name: section for section in reference.sections()}
     known = [f"{name}.{key.name}" for name, section in sections.items() if "." not in name for key in section.keys]
     always = [f"{section}.{key}" for section, keys in ALWAYS.items() for key in keys.split()]
     assert sorted([*CASES, *always]) == sorted([*known, "devices.custom.NAME"])

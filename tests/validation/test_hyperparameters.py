@@ -16,7 +16,7 @@ from polyfed.methods import FedHeNN
 from polyfed.methods.building_blocks.alignment_data import AlignmentData
 from polyfed.methods.building_blocks.mean_kernel import MeanKernel
 from polyfed.validation.effect import ActsWith
-from polyfed.validation.hyperparameters import flat_settings, hyperparameters, table
+from polyfed.validation.settings import flat_settings, hyperparameters, table
 from tests.helpers.refusals import refusal
 
 TEXT = """

@@ -32,8 +32,7 @@ from polyfed.attacks.replay import (
 from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
-from polyfed.records.read import ATTACK, check_links
-from polyfed.report.atomic_files import make_folder, write_whole
+from polyfed.records.read import ATTACK, check_links, make_folder, write_whole
 from polyfed.report.plot_style import save
 from polyfed.report.run_records import RunRecord, format_setting, load_runs
 from polyfed.report.text_tables import Column, columns_of, render_text, wrapped

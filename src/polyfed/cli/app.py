@@ -23,7 +23,7 @@ import typer.main
 from typer.core import TyperCommand
 
 from polyfed import registry
-from polyfed.cli import audit_commands, deploy_commands, list_commands, project_command, report_commands, run_commands
+from polyfed.cli import deploy_commands, list_commands, report_commands, run_commands
 from polyfed.cli.output import print_stderr
 from polyfed.errors import PolyfedError, RunError, RunInterrupted
 from polyfed.signals import exit_status, raise_on_termination
@@ -79,7 +79,7 @@ def add_command(group: typer.Typer, function: Callable[..., None]) -> None:
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help lists them
-    project_command.new,
+    run_commands.new,
     run_commands.run,
     run_commands.compare,
     run_commands.sweep,
@@ -93,7 +93,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help li
     list_commands.models,
     list_commands.datasets,
 )
-AUDIT_COMMANDS: tuple[Callable[..., None], ...] = (audit_commands.leakage,)
+AUDIT_COMMANDS: tuple[Callable[..., None], ...] = (report_commands.leakage,)
 DEPLOY_COMMANDS: tuple[Callable[..., None], ...] = (
     deploy_commands.init,
     deploy_commands.check,

@@ -25,7 +25,7 @@ def recipe(
     polyfed recipe method.fedhenn
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.cli.listing import of_section
-    from polyfed.experiments.recipe_reference import find_keys, sections
+    from polyfed.experiments.reference import find_keys, sections
 
     found = sections() if name is None else [find_keys(name, [os.getcwd()])]
     print_text("\n\n".join(of_section(section, terminal_width()) for section in found))
@@ -51,7 +51,7 @@ def methods(
     if name is None:  # imports no PyTorch
         print_text(of_methods({one: METHODS.summary(one) for one in METHODS}, terminal_width()))
         return
-    from polyfed.experiments.method_facts import page
+    from polyfed.experiments.reference import page
 
     print_text(of_method(page(name, [os.getcwd()]), terminal_width()))
 

@@ -16,8 +16,7 @@ from polyfed.model_groups import GROUPS
 
 if TYPE_CHECKING:
     from polyfed.data.sources import Source
-    from polyfed.experiments.method_facts import Key
-    from polyfed.experiments.recipe_reference import Section
+    from polyfed.experiments.reference import Key, Section
 
 __all__ = ["of_dataset", "of_datasets", "of_group", "of_method", "of_methods", "of_model", "of_models", "of_section"]
 
@@ -109,7 +108,7 @@ def of_methods(summaries: Mapping[str, str], width: int) -> str:
 
 
 def of_method(row: Mapping[str, Any], width: int) -> str:
-    """The page of one method, as `polyfed.experiments.method_facts.page` describes it."""
+    """The page of one method, as `polyfed.experiments.reference.page` describes it."""
     facts = {
         "paper": row["paper"],
         "may differ": row["differs"],

@@ -1,9 +1,10 @@
-"""Commands that run recipes, or try them: run, compare, sweep, check."""
+"""Commands that write recipes, run them, or try them: new, run, compare, sweep, benchmark, check."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +32,7 @@ from polyfed.cli.options import (
 )
 from polyfed.cli.output import (
     all_problems_listed,
+    print_files,
     print_json,
     print_preset,
     print_run,
@@ -42,7 +44,31 @@ from polyfed.errors import ConfigError, PolyfedError
 
 if TYPE_CHECKING:
     from polyfed.config.recipe import Recipe
-    from polyfed.experiments.cost_estimate import CostEstimate
+    from polyfed.experiments.estimate import CostEstimate
+
+
+_TEMPLATES = resources.files("polyfed.cli") / "project_template"
+
+
+def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Created if missing; must be empty.")]) -> None:
+    """Write a recipe, two networks, a method and its test, to begin with.
+
+    \b
+    polyfed new first
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"expected a new or empty folder, got {folder}, which has files")
+        for template in sorted(_TEMPLATES.iterdir(), key=lambda one: one.name):
+            file = folder / template.name.removesuffix(".template")
+            file.write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
+            written.append(file)
+    except OSError as error:
+        raise ConfigError(f"expected a place for {folder}, got {error.strerror}") from None
+    print_files(written)
+    print_text(f"next: {folder / 'README.md'}")
 
 
 def run(

@@ -20,7 +20,7 @@ from polyfed.records.read import flat_table, parse_toml
 from polyfed.registry import METHODS, suggest
 from polyfed.validation.effect import idle
 from polyfed.validation.error_lines import shown
-from polyfed.validation.hyperparameters import flat_fields
+from polyfed.validation.settings import flat_fields
 
 __all__ = [
     "join",

@@ -27,9 +27,9 @@ from polyfed.core.upload_forms import Form
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import task_loss
 from polyfed.models.split import Part
-from polyfed.validation.hyperparameters import hyperparameters as hyperparameters
-from polyfed.validation.hyperparameters import repr_of_changes
-from polyfed.validation.hyperparameters import table as table
+from polyfed.validation.settings import hyperparameters as hyperparameters
+from polyfed.validation.settings import repr_of_changes
+from polyfed.validation.settings import table as table
 
 Context = Mapping[str, Any]  # tensors and groups of tensors for the loss
 PER_SAMPLE_GRAD = "gradient by row"  # in a context: computes per-sample gradients, see `engine.dp_sgd`

@@ -31,9 +31,8 @@ from polyfed.experiments.planned_runs import Report, check_planned_runs, data_ch
 from polyfed.experiments.sweep import sweep
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
-from polyfed.records.read import flat_table
+from polyfed.records.read import flat_table, make_folder
 from polyfed.registry import suggest
-from polyfed.report.atomic_files import make_folder
 from polyfed.report.benchmark_page import worth_of, write_page
 from polyfed.report.benchmark_results import SettingResult, Tuning, add_rows, read_results, rows_of
 from polyfed.report.run_records import load_runs

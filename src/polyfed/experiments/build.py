@@ -14,6 +14,7 @@ from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder, is_frozen, network_of, with_classes, with_columns
 from polyfed.core.randomness import deal
+from polyfed.core.settings import Evaluation
 from polyfed.data.augmentation import augmentation
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.federated_dataset import FederatedDataset
@@ -25,12 +26,11 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache, input_normalization
-from polyfed.experiments.held_out import with_numbers
 from polyfed.experiments.own_rows import own_rows
 from polyfed.experiments.pooled import pool
 from polyfed.experiments.pretraining import pretrain
 from polyfed.models.zoo import build
-from polyfed.registry import LOGGERS, MODELS
+from polyfed.registry import LOGGERS, MODELS, suggest
 
 __all__ = [
     "assign_architectures",
@@ -92,7 +92,7 @@ def build_federation(
         _clients(recipe, federated, names, rows, prepare),
         method,
         recipe.training,
-        with_numbers(recipe.evaluation, federated),
+        _with_numbers(recipe.evaluation, federated),
         plugins=plugins,
         task=make_task(recipe, federated, data),
         executor=Execution(
@@ -107,6 +107,42 @@ def build_federation(
         builders=builders,
         loggers=[*loggers, *(live if out is not None else ())],
     )
+
+
+def _with_numbers(evaluation: Evaluation, federated: FederatedDataset) -> Evaluation:
+    """The evaluation with the numbers of the clients that hold a group that is held out.
+
+    Raises:
+        ConfigError: there is no such group, or its client has others, too.
+    """
+    asked = evaluation.held_out
+    if isinstance(asked, int | str) or all(isinstance(value, int) for value in asked):
+        return evaluation
+    if not federated.groups:
+        named = next(value for value in asked if isinstance(value, str))
+        raise ConfigError(
+            f"evaluation.held_out: expected numbers of clients, as groups have names with data.partition 'by_group' "
+            f"alone, got '{named}'"
+        )
+    numbers = [value if isinstance(value, int) else _client_of_group(value, federated.groups) for value in asked]
+    if len({*numbers}) < len(numbers):
+        raise ConfigError(f"evaluation.held_out: expected every client once, got one again in {asked}")
+    return evaluation.model_copy(update={"held_out": numbers})
+
+
+def _client_of_group(name: str, groups: Sequence[Sequence[str]]) -> int:
+    """The client that holds a group, and no other."""
+    for client, held in enumerate(groups):
+        if name in held and len(held) > 1:
+            others = ", ".join(f"'{other}'" for other in held if other != name)
+            raise ConfigError(
+                f"evaluation.held_out: expected a group that is a client of its own, got '{name}', which shares client "
+                f"{client} with {others:.200}; leave out data.num_clients"
+            )
+        if name in held:
+            return client
+    known = [group for held in groups for group in held]
+    raise ConfigError(f"evaluation.held_out: expected a value of data.group_by, got '{name}'{suggest(name, known)}")
 
 
 def check_normalization(recipe: Recipe, source: DatasetSource) -> Prepare:

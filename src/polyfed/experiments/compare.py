@@ -15,10 +15,9 @@ from polyfed.experiments.planned_runs import Report, check_planned_runs, plan, r
 from polyfed.experiments.run import resolve_recipe
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
-from polyfed.report.compare_command import save_command
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import Table
-from polyfed.report.html_report import write_report
+from polyfed.report.html_report import save_command, write_report
 from polyfed.report.statistics import SEEDS
 from polyfed.units import human_count
 

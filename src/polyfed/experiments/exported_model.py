@@ -21,8 +21,8 @@ from polyfed.engine.personal_predictor import PersonalPredictor
 from polyfed.errors import ConfigError, MissingPackage, kind_and_line
 from polyfed.escaping import json_text
 from polyfed.experiments.prediction import ClientModel, load
+from polyfed.records.read import write_whole
 from polyfed.registry import is_installed
-from polyfed.report.atomic_files import write_whole
 from polyfed.version import __version__
 
 __all__ = ["export_model"]

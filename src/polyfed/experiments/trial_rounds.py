@@ -33,11 +33,41 @@ from polyfed.engine.plugin import Plugin
 from polyfed.engine.round import play, start
 from polyfed.engine.round_state import Round, RoundTotals
 from polyfed.engine.scoring import Part, evaluate_model
-from polyfed.experiments.cost_estimate import NetworkCost
 
-__all__ = ["TrialRounds"]
+__all__ = ["NetworkCost", "TrialRounds"]
 
 _BATCHES = 5  # batches of each phase, at most, in rounds after the first; recipes of FedHeNN align in every fifth step
+
+
+@dataclass(frozen=True)
+class NetworkCost:
+    """What one network is and costs, measured on one of its clients.
+
+    Attributes:
+        name: of the architecture, with the variant of it that the clients train, where the method has several; where
+            these change from round to round, as in round 2.
+        client: number of the client that was measured. clients: how many have this network.
+        parameters: how many numbers are trained.
+        flops: floating-point operations of one sample's way forward (`polyfed.engine.operation_counter.flops`).
+        down, up: bytes that go to and come from this client in rounds 1 and 2 and the final round; 0 without one.
+        nbytes: what such a client keeps: weights, buffers, state.
+        peak: bytes of such a client at work: the network, and what training a batch or scoring 128 rows makes.
+        seconds_batch: one training step. seconds_row: scoring one row. seconds_rest: all else that one client costs in
+            a round.
+    """
+
+    name: str
+    client: int
+    clients: int
+    parameters: int
+    flops: int
+    down: tuple[int, ...]
+    up: tuple[int, ...]
+    nbytes: int
+    peak: int
+    seconds_batch: float
+    seconds_row: float
+    seconds_rest: float
 
 
 class TrialRounds:

@@ -16,8 +16,7 @@ import pandas as pd
 
 from polyfed.escaping import markdown_text
 from polyfed.records.main_score import MainScore
-from polyfed.records.read import flat_table
-from polyfed.report.atomic_files import write_whole
+from polyfed.records.read import flat_table, write_whole
 from polyfed.report.benchmark_results import PARTS, RowResult, SettingResult, read_results
 from polyfed.report.findings import kind_of_row
 from polyfed.report.run_records import format_setting

@@ -20,8 +20,7 @@ from polyfed.errors import ConfigError
 from polyfed.escaping import json_text
 from polyfed.records.fields import Count, Number, Record, Text, one_of, validated
 from polyfed.records.main_score import ACCURACY, RMSE, MainScore
-from polyfed.records.read import parse_json
-from polyfed.report.atomic_files import write_whole
+from polyfed.records.read import parse_json, write_whole
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.statistics import Estimate, finite, mean_of, resplit_ratio

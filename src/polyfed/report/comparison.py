@@ -15,7 +15,6 @@ import pandas as pd
 
 from polyfed.records import paper_tables
 from polyfed.records.main_score import ACCURACY, MainScore
-from polyfed.records.neighbors import neighbors
 from polyfed.report import paper_results
 from polyfed.report.client_scores import scores_of_clients, worth_for_clients
 from polyfed.report.comparison_tables import ComparisonGroup, Table
@@ -43,6 +42,16 @@ _GROUPS = ("by_stage_", "by_predictor_", "by_classes_", "held_out_", "by_archite
 _EPSILON = {
     "client": "of the bounded entries of all uploads of a client, for whether it takes part",
     "sample": "of what a client's uploads reveal of what one of its rows holds; the runs' records name those uploads",
+}
+
+# By what is released (`core.releases.Release.what`). Another row in a row's place takes one away and adds one: a sum of
+# gradients changes by up to 2 C, sums of features by up to sqrt(0.95 * 4) = 1.95 times what a row has by itself, where
+# the new features are the old ones' negative and class means are all that is sent (`functional.noisy_sums.add_noise`).
+_NEIGHBORS = {
+    "features": "another row in a row's place",
+    "sums": "with or without a row (another in its place: up to 1.95 times the effect)",
+    "training": "with or without a row (another in its place: up to 2 times the effect)",
+    "upload": "a client's upload, or zeros",
 }
 
 
@@ -290,6 +299,16 @@ def _about_epsilon(group: Group, rows: pd.DataFrame) -> Iterator[str]:
     for unit in [unit for unit in _EPSILON if f"epsilon_{unit}" in rows]:
         of = neighbors(kind for run in group.runs for kind in run.result.epsilon_of.get(unit, ()))
         yield f"epsilon {unit}: {_EPSILON[unit]}, at delta {', '.join(f'{delta:g}' for delta in deltas)}; {of}"
+
+
+def neighbors(what: Iterable[str]) -> str:
+    """what: kinds of releases that an epsilon counts.
+
+    >>> neighbors(["upload", "features"])
+    "neighbors: another row in a row's place; a client's upload, or zeros"
+    """
+    asked = set(what)
+    return f"neighbors: {'; '.join(said for kind, said in _NEIGHBORS.items() if kind in asked)}"
 
 
 def _about_scores(rows: pd.DataFrame) -> Iterator[str]:

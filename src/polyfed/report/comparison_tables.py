@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from polyfed.escaping import csv_text, markdown_text
 from polyfed.markup import details, notes, paragraph
 from polyfed.records.main_score import ACCURACY, RMSE, MainScore
+from polyfed.records.read import make_folder, write_whole
 from polyfed.report import client_scores
-from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.grouping import Group
 from polyfed.report.statistics import Estimate
 from polyfed.report.text_tables import (

@@ -7,6 +7,7 @@ load or to run anything. Text from run folders is escaped.
 from __future__ import annotations
 
 import base64
+import datetime
 import hashlib
 import re
 from collections import Counter
@@ -14,12 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
-from polyfed.escaping import html_text
+from polyfed.errors import ConfigError
+from polyfed.escaping import html_text, json_text
 from polyfed.markup import details, preformatted
 from polyfed.places import without_places
-from polyfed.report.atomic_files import make_folder, write_whole
+from polyfed.records.read import COMMAND, check_links, make_folder, parse_json, write_whole
 from polyfed.report.client_scores import ABOUT, client_columns
-from polyfed.report.compare_command import read_command
 from polyfed.report.comparison_tables import (
     ComparisonGroup,
     Table,
@@ -142,6 +143,38 @@ def _origin(group: Group) -> Iterator[str]:
         each = [f"{value} ({count} of the runs)" if len(found) > 1 else value for value, count in found.items()]
         lines.append(f"{key} {'; '.join(each)}")
     yield _list(lines)
+
+
+# how a comparison was made ----------------------------------------------------------------------------------------
+
+
+def save_command(folder: Path, command: str, ran: bool) -> Path:
+    """Note in a comparison's folder how it was made: the command, and the day of its last run.
+
+    Args:
+        folder: where ``compare.json`` goes. command: as typed. ran: whether there was anything left to run; if not,
+            the day that is noted already stays.
+    """
+    kept = "" if ran else read_command(folder)["date"]
+    made = {"command": without_places(command), "date": kept or datetime.datetime.now(datetime.UTC).date().isoformat()}
+    return write_whole(folder / COMMAND, (json_text(made, indent=2) + "\n").encode())
+
+
+def read_command(folder: Path) -> dict[str, str]:
+    """The command and the date of ``compare.json``; "" where it has none.
+
+    Raises:
+        ConfigError: it cannot be read, or is a link.
+    """
+    check_links(folder)
+    try:
+        found = parse_json((folder / COMMAND).read_bytes())
+    except FileNotFoundError:
+        found = None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / COMMAND} cannot be read: {' '.join(str(error).split())}") from None
+    known = found if isinstance(found, dict) else {}
+    return {key: str(known.get(key) or "") for key in ("command", "date")}
 
 
 # elements ---------------------------------------------------------------------------------------------------------

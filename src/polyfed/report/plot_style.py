@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.escaping import visible
-from polyfed.palette import COLORS
-from polyfed.report.atomic_files import make_folder, write_whole
+from polyfed.records.read import make_folder, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,6 +23,12 @@ WIDTH = 5.6  # inches
 HEIGHT = 3.1  # inches, of axes and their labels
 GRAY = "#444444"
 _LOCAL_LINE: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": (0, (1.5, 2)), "linewidth": 1.6}
+# the first seven are Okabe and Ito's, safe for the color-blind; the others lie as far from these, from each other, from
+# white and from black as colors can
+_COLORS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B4C9A", "#555500", "#880022", "#AACC33",
+    "#005555", "#FFAA99", "#776666", "#FF0044", "#9988FF", "#999988", "#663300", "#BB1177", "#CC00FF", "#00CCCC",
+)  # fmt: skip
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
 _BANDS = 6  # lines whose bands can be told apart
@@ -66,7 +71,7 @@ def line_style(number: int) -> dict[str, Any]:
     """How a line looks: Local's for -1; from 0 on 180 others (20 colors, 9 markers, 5 dashes), again and again."""
     if number < 0:
         return dict(_LOCAL_LINE)
-    looks = {"color": COLORS, "marker": _MARKERS, "linestyle": _DASHES}
+    looks = {"color": _COLORS, "marker": _MARKERS, "linestyle": _DASHES}
     return {key: those[number % len(those)] for key, those in looks.items()} | {"linewidth": 1.8}
 
 

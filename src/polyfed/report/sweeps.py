@@ -17,7 +17,7 @@ import pandas as pd
 from polyfed.escaping import csv_text, markdown_text, visible
 from polyfed.markup import notes, paragraph
 from polyfed.records.main_score import MainScore
-from polyfed.report.atomic_files import make_folder, write_whole
+from polyfed.records.read import make_folder, write_whole
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord, format_setting
 from polyfed.report.statistics import Estimate, mean_of

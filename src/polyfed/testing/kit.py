@@ -22,7 +22,7 @@ from polyfed.errors import PolyfedError
 from polyfed.testing import fixtures
 from polyfed.testing.fixtures import SHORT, TinyFederation
 from polyfed.testing.observation import AggregationScene, ConformanceError, Observation, Spy
-from polyfed.validation.hyperparameters import flat_fields, flat_settings
+from polyfed.validation.settings import flat_fields, flat_settings
 
 
 class NotApplicable(Exception):

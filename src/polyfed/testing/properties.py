@@ -31,7 +31,7 @@ from polyfed.testing import fixtures
 from polyfed.testing.fixtures import CLASSES, SHORT, SIZES, TinyFederation, draw, received
 from polyfed.testing.kit import ChangedValue, ConformanceKit, NotApplicable, is_fixed, others, replaced, subsets
 from polyfed.testing.observation import AggregationScene, ConformanceError, Spy, copy_server, logged_seeds
-from polyfed.validation.hyperparameters import flat_settings
+from polyfed.validation.settings import flat_settings
 
 # what a method says of itself: settings, messages of tensors, what it needs -------------------------------------------
 

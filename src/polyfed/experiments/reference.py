@@ -1,4 +1,8 @@
-"""What a method is, read off its class: its docstrings, its requirements, the comments next to its hyperparameters."""
+"""What methods and the keys of recipes are, read off their classes; `polyfed methods` and `polyfed recipe` show it.
+
+A method is described by its docstrings, its requirements and the comments next to its hyperparameters. What a key of a
+section means is the description of its field. The page docs/reference/recipe.md is made of it.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
+from polyfed.config.recipe import Recipe
+from polyfed.config.schema import SECTIONS, MethodChoice, PluginChoice
 from polyfed.core.method import Method
 from polyfed.core.modules import HEAD
 from polyfed.errors import ConfigError
 from polyfed.own_methods import method_class
-from polyfed.validation.hyperparameters import flat_fields
+from polyfed.plugins.settings import Profile
+from polyfed.registry import suggest
+from polyfed.validation.settings import flat_fields
 
-__all__ = ["Key", "format_value", "kind_of", "list_hyperparameters", "page"]
+__all__ = ["Key", "Section", "find_keys", "format_value", "kind_of", "list_hyperparameters", "page", "sections"]
 
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
@@ -202,3 +211,85 @@ def _comments(kind: type[Any]) -> dict[str, str]:
             )
             found[node.target.id] = " ".join(comments or [line[1] for line in above][::-1])
     return found
+
+
+# recipes ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table of a recipe: what stands between its brackets, what it is for, and its keys."""
+
+    name: str
+    about: str
+    keys: tuple[Key, ...]
+
+
+_VARIANT = (
+    "the hyperparameters of a method that is asked for by name (--method NAME), or a variant, whose name says whose it "
+    "is; every other key is a hyperparameter"
+)
+_PRESET = "settings that --preset NAME lays over the recipe, in sections of the same names: [presets.NAME.training]"
+_NOTE = Key("note", "text", "none", "what the preset scales down; shown wherever results are")
+
+
+def sections() -> list[Section]:
+    """All sections, in the order of a recipe."""
+    kinds: dict[str, type[BaseModel]] = {**SECTIONS, "method": MethodChoice, "plugins": PluginChoice}
+    found = []
+    for name in Recipe.model_fields:
+        if name in kinds:
+            found.append(Section(name, _summary(kinds[name]), _keys(kinds[name])))
+        if name == "devices":
+            found.append(Section("devices.custom.NAME", _summary(Profile), _keys(Profile)))
+        if name == "method":
+            own, *others = _keys(MethodChoice)
+            found.append(Section("methods.NAME", _VARIANT, (dataclasses.replace(own, default="NAME"), *others)))
+    return [*found, Section("presets.NAME", _PRESET, (_NOTE,))]
+
+
+def _summary(kind: type[BaseModel]) -> str:
+    """The first paragraph of a class's documentation without the section's name."""
+    first = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+    return re.sub(r"^``\[+[\w.]+\]+``: ", "", first).replace("`", "").rstrip(".")
+
+
+def _keys(kind: type[BaseModel]) -> tuple[Key, ...]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    found = []
+    for name, field in kind.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        words = "required" if default in (PydanticUndefined, "") else format_value(default)
+        found.append(Key(name, kind_of(hints[name]), words, field.description or ""))
+    return tuple(found)
+
+
+def find_keys(name: str, beside: Sequence[str] = ()) -> Section:
+    """A section, a method's hyperparameters or a single key, by its dotted name.
+
+    Args:
+        name: "training", "training.lr", "method.fedhenn", "method.fedhenn.kernel.rank". beside: folders in which the
+            module of a method of one's own is looked for.
+
+    Raises:
+        ConfigError: there is none such; tells the nearest.
+    """
+    known = {section.name: section for section in sections()}
+    if name in known:
+        return known[name]
+    place, _, rest = name.partition(".")
+    if place == "method" and rest not in [key.name for key in known["method"].keys]:
+        own, _, key = (rest, "", "") if ":" in rest else rest.partition(".")
+        about = f"the hyperparameters of {own}; also keys of [methods.NAME]"
+        section = Section("method", about, tuple(list_hyperparameters(method_class(own, beside))))
+        if not key:
+            return section
+    else:
+        place, _, key = name.rpartition(".")
+        if place not in known:
+            raise ConfigError(f"unknown section '{name}'{suggest(name, known)}")
+        section = known[place]
+    keys = tuple(one for one in section.keys if one.name == key)
+    if not keys:
+        raise ConfigError(f"unknown key '{name}'{suggest(key, [one.name for one in section.keys])}")
+    return dataclasses.replace(section, keys=keys)

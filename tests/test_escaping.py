@@ -162,7 +162,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-FORMS = (".md", ".html", ".svg", ".json")
+FORMS = (".md", ".html", ".svg")
 
 
 def harmless_cells(text: str) -> bool:
@@ -199,7 +199,6 @@ def test_no_command_lets_a_folder_speak_to_the_terminal(
 def test_files_that_are_made_of_a_folder(odd: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(odd)
     assert cli.status(["report", "run", "--out", str(tmp_path)]) == 0
-    assert cli.status(["plot", "run", "--figures", "clients", "--out", str(tmp_path)]) == 0
     assert cli.status(["predict", "run", "new.npy", "--client", "0", "--out", str(tmp_path / "new.csv")]) == 0
     made = {
         file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir() if file.suffix in (*FORMS, ".csv")

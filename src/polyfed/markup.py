@@ -15,12 +15,6 @@ from polyfed.escaping import html_text
 # words -------------------------------------------------------------------------------------------------
 
 
-def paragraph(text: str, strong: bool = False) -> str:
-    """One paragraph; strong: in bold."""
-    inner = f"<b>{html_text(text)}</b>" if strong else html_text(text)
-    return f'<p style="margin:.4em 0;max-width:60em">{inner}</p>'
-
-
 def notes(texts: Iterable[str]) -> str:
     """A list; nothing where there is no text."""
     entries = "".join(f"<li>{html_text(text)}</li>" for text in texts)

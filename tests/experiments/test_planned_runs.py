@@ -165,4 +165,6 @@ def test_a_run_that_fails_leaves_the_others(place: Path, monkeypatch: pytest.Mon
     found = pf.compare("recipe.toml", ["fedavg"], (0, 1, 2), out="compare")
     assert found.failures == {"fedavg, seed 1": "server, round 1, aggregation: ValueError: wrong"}
     assert found.table is not None
-    assert '<img alt="accuracy by round"' in found._repr_html_(), "a notebook shows the curves"
+    shown = found._repr_html_()
+    assert '<img alt="accuracy by round"' in shown, "a notebook shows the curves"
+    assert "fedavg, seed 1 failed: server, round 1" in shown

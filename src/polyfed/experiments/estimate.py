@@ -22,7 +22,6 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.run import refuse_unread_settings, resolve_recipe
 from polyfed.experiments.trial_rounds import NetworkCost, TrialRounds
-from polyfed.markup import preformatted
 from polyfed.registry import METHODS
 from polyfed.report.text_tables import Column, render_text
 from polyfed.units import human_bytes, human_seconds
@@ -304,15 +303,6 @@ class CostEstimate:
         return self.seconds / int(self.facts["rounds"])
 
     def __repr__(self) -> str:
-        facts = self.facts
-        what = f"{facts['label'] or facts['method']} on {facts['dataset']}, {facts['clients']} clients"
-        sent = f"{human_bytes(self.bytes_up)} up, {human_bytes(self.bytes_down)} down"
-        return f"Check({what}: models and data fit; about {human_seconds(self.seconds)}, {sent})"
-
-    def _repr_html_(self) -> str:
-        return preformatted(str(self))
-
-    def __str__(self) -> str:
         return "\n".join(_page(self))
 
 

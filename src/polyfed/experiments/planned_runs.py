@@ -22,7 +22,7 @@ from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.run import check_run_folder_place
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
-from polyfed.markup import image, notes, paragraph
+from polyfed.markup import image, preformatted
 from polyfed.registry import own_code
 from polyfed.report.run_records import RunRecord, load_runs
 
@@ -67,18 +67,14 @@ class Report:
     failures: Mapping[str, str] = field(default_factory=dict)
     unlearnt: Mapping[str, str] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        return "no run was finished" if self.table is None else str(self.table)
-
     def __repr__(self) -> str:
-        failed = f", {len(self.failures)} runs failed" if self.failures else ""
-        return f"{type(self).__name__}({self.table!r}{failed}, in {self.folder})"
+        shown = "no run was finished" if self.table is None else repr(self.table)
+        failed = [f"{run} failed: {why}" for run, why in self.failures.items()]
+        return "\n".join([shown, *failed, f"In {self.folder}"])
 
     def _repr_html_(self) -> str:
-        shown = paragraph(str(self)) if self.table is None else self.table._repr_html_()
-        drawn = "".join(image(file) for file in self.files if file.suffix == ".png" and file.exists())
-        failed = notes(f"{run} failed: {why}" for run, why in self.failures.items())
-        return f"{shown}{drawn}{failed}{paragraph(f'In {self.folder}')}"
+        drawn = [image(file) for file in self.files if file.suffix == ".png" and file.exists()]
+        return preformatted(repr(self)) + "".join(drawn)
 
 
 @dataclass(frozen=True)

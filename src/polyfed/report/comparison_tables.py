@@ -1,4 +1,4 @@
-"""A comparison as people and machines read it: aligned text, Markdown, HTML for notebooks; CSV.
+"""A comparison as people and machines read it: aligned text, Markdown, CSV.
 
 CSV holds accuracies in [0, 1] and exact bytes; the other formats show per cent and KiB/MiB.
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.escaping import csv_text, markdown_text
-from polyfed.markup import details, notes, paragraph
 from polyfed.records.main_score import ACCURACY, RMSE, MainScore
 from polyfed.records.read import make_folder, write_whole
 from polyfed.report import client_scores
@@ -23,7 +22,6 @@ from polyfed.report.text_tables import (
     duration,
     format_mean_std,
     formatted,
-    html_table,
     interval,
     markdown_table,
     scored,
@@ -116,15 +114,8 @@ class Table:
     notes: tuple[str, ...] = ()
     stage: str | None = None  # that was asked for
 
-    def __str__(self) -> str:
-        return to_text(self)
-
     def __repr__(self) -> str:
-        found = [f"{len(section.rows)} methods: {section.caption}" for section in self.sections]
-        return f"Table({' | '.join(found)})"
-
-    def _repr_html_(self) -> str:
-        return to_html(self)
+        return to_text(self)
 
 
 # columns ----------------------------------------------------------------------------------------------------------
@@ -346,18 +337,6 @@ def to_markdown(table: Table) -> str:
 
 def _markdown_list(texts: Iterable[str]) -> str:
     return "\n".join(f"- {markdown_text(text)}" for text in texts) + "\n"
-
-
-def to_html(table: Table) -> str:
-    """For notebooks: the table, what else there is to be opened."""
-    parts: list[str] = []
-    for section in table.sections:
-        (_, whole), *more = sub_tables(section)
-        others = [f"{paragraph(title)}{html_table(columns)}" for title, columns in [("All figures", whole), *more]]
-        parts.append(paragraph(section.caption, strong=True))
-        parts.append(html_table(columns_of(section)))
-        parts.append(details("More", "".join([*others, notes(section.notes)])))
-    return "".join([*parts, notes(table.notes)])
 
 
 def to_text(table: Table, width: int = 100, metrics: bool = False, clients: bool = False) -> str:

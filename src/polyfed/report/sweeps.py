@@ -15,7 +15,6 @@ from typing import Any
 import pandas as pd
 
 from polyfed.escaping import csv_text, markdown_text, visible
-from polyfed.markup import notes, paragraph
 from polyfed.records.main_score import MainScore
 from polyfed.records.read import make_folder, write_whole
 from polyfed.report.grouping import Group
@@ -26,7 +25,6 @@ from polyfed.report.text_tables import (
     Column,
     duration,
     format_mean_std,
-    html_table,
     markdown_table,
     scored,
     size,
@@ -68,14 +66,8 @@ class SweepTable:
         """The chosen settings as the command line takes them; empty where nothing is chosen."""
         return "".join(self.rows["options"][self.rows["chosen"].astype(bool)])
 
-    def __str__(self) -> str:
-        return to_text(self)
-
     def __repr__(self) -> str:
-        return f"SweepTable({', '.join(self.keys)}: {len(self.rows)} rows, chosen: {self.chosen_options or 'none'})"
-
-    def _repr_html_(self) -> str:
-        return to_html(self)
+        return to_text(self)
 
 
 @dataclass(frozen=True)
@@ -250,12 +242,6 @@ def to_markdown(table: SweepTable) -> str:
     options = visible(" ".join(table.chosen_options.split())).replace("`", "'")
     chosen = f"Chosen by validation: `{options}`\n" if options else "Nothing was chosen.\n"
     return f"**{markdown_text(table.caption)}**\n\n{markdown_table(_columns(table))}\n\n{chosen}\n{below}\n"
-
-
-def to_html(table: SweepTable) -> str:
-    """For notebooks: the table, and what is chosen."""
-    chosen = paragraph(f"Chosen by validation: {table.chosen_options or 'none'}", strong=True)
-    return "".join([chosen, paragraph(table.caption), html_table(_columns(table)), notes(table.notes)])
 
 
 def to_csv(table: SweepTable) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyfed.escaping import html_text, markdown_text, visible
-from polyfed.markup import notes
 from polyfed.records.main_score import ACCURACY, MainScore
 from polyfed.report.statistics import Estimate
 from polyfed.units import human_bytes, human_seconds
@@ -110,7 +109,7 @@ def markdown_table(columns: Sequence[Column]) -> str:
 
 # HTML -------------------------------------------------------------------------------------------------------------
 def html_table(columns: Sequence[Column]) -> str:
-    """A table for pages and notebooks; a page's style aligns the class "words"."""
+    """A table for a page, whose style aligns the class "words"."""
     looks = [' class="words"' if column.words else "" for column in columns]
     heads = [f"<th{look}>{html_text(column.title)}</th>" for column, look in zip(columns, looks, strict=True)]
     rows = []
@@ -176,12 +175,12 @@ def text_blocks(columns: Sequence[Column], width: int, leading: int = 1) -> str:
 
 @dataclass(frozen=True)
 class NotedTable:
-    """Columns, and paragraphs below them, for a terminal, a page and a notebook."""
+    """Columns, and paragraphs below them, for a terminal and a page."""
 
     columns: tuple[Column, ...]
     notes: tuple[str, ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.to_text()
 
     def to_text(self, width: int = 120) -> str:
@@ -191,6 +190,3 @@ class NotedTable:
     def to_markdown(self) -> str:
         """For a page."""
         return "\n\n".join([markdown_table(self.columns), *map(markdown_text, self.notes)])
-
-    def _repr_html_(self) -> str:
-        return html_table(self.columns) + notes(self.notes)

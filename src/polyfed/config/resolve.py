@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,8 @@ def resolve(
             hint = suggest(name, presets) if presets else "; the recipe has none"
             raise ConfigError(f"unknown preset '{name}'{hint}")
         table = {section: values for section, values in presets[name].items() if section != "note"}
-        resolved = _drop_idle(_lay_over(resolved, table), list(_paths(table)))
+        changed = [tuple(key.split(".")) for key in flat_table(table)]
+        resolved = _drop_idle(_lay_over(resolved, table), changed)
     if names:
         notes = "; ".join(presets[name]["note"] for name in names if "note" in presets[name])
         resolved = join(resolved, {"run": {"preset": ",".join(names)} | ({"preset_note": notes} if notes else {})})
@@ -116,15 +117,6 @@ def join(own: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
         before = joined.get(key)
         joined[key] = join(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
     return joined
-
-
-def _paths(table: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The dotted keys of all values in a table of tables."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _paths(value, (*place, key))
-        else:
-            yield (*place, key)
 
 
 # single settings ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -18,7 +18,7 @@ from polyfed.escaping import markdown_text
 from polyfed.records.main_score import MainScore
 from polyfed.records.read import flat_table, write_whole
 from polyfed.report.benchmark_results import PARTS, RowResult, SettingResult, read_results
-from polyfed.report.findings import kind_of_row
+from polyfed.report.findings import Kind, Pick, best_of_kinds, kind_of_row
 from polyfed.report.run_records import format_setting
 from polyfed.report.statistics import LEVEL, Estimate, about_resplit, holm, mean_of, sum_of
 from polyfed.report.text_tables import (
@@ -86,31 +86,14 @@ def to_markdown(
 # what the others' data are worth -----------------------------------------------------------------------------------
 
 
-class Pick(NamedTuple):
-    """The row of a kind with the best validation score, and how many it was picked of.
-
-    It is "" where there is none, or some row lacks such scores, as that could be the better one.
-    """
-
-    row: str = ""
-    of: int = 0
+def picks(one: SettingResult) -> dict[Kind, Pick]:
+    """Kind of rows -> the best of them by the mean validation score over all seeds."""
+    validation = {row.name: row.figures.get("validation", {}) for row in one.rows}
+    means = {name: mean_of([own.get(str(seed)) for seed in one.seeds]) for name, own in validation.items()}
+    return best_of_kinds({row.name: (_kind(row), means[row.name]) for row in one.rows}, one.main_score)
 
 
-def picks(one: SettingResult) -> dict[str, Pick]:
-    """Kind of rows -> the best of them by validation: "federated", "without" the others, "pooled"."""
-    lines = one.frame[one.frame["metric"] == "validation"]
-    by_seed = lines.pivot(index="row", columns="seed", values="value").reindex(index=one.names, columns=one.seeds)
-    means = by_seed.agg(mean_of, axis=1).astype(float)
-    found = {"federated": Pick(), "without": Pick(), "pooled": Pick()}
-    for kind, own in means.groupby([_kind(row) for row in one.rows]):
-        best = ""
-        if own.notna().all():
-            best = str(own.idxmin() if one.main_score.lower_is_better else own.idxmax())
-        found[str(kind)] = Pick(best, len(own))
-    return found
-
-
-def _kind(row: RowResult) -> str:
+def _kind(row: RowResult) -> Kind:
     if row.method == CLOSED_FORM:
         return ""
     sends = any(row.figures.get("bytes_up", {"": None}).values())
@@ -121,10 +104,11 @@ def worth_of(found: Sequence[SettingResult]) -> NotedTable:
     """What the others' data are worth, a row for each setting."""
     picked = [picks(one) for one in found]
 
-    def best(kind: str) -> list[str]:
-        return [_picked(one, kinds[kind]) for one, kinds in zip(found, picked, strict=True)]
+    def best(kind: Kind) -> list[str]:
+        own = [(one, kinds[kind]) for one, kinds in zip(found, picked, strict=True)]
+        return [f"{pick.row} {_mean(one, pick.row)} (of {pick.of})" if pick.row else NOT_KNOWN for one, pick in own]
 
-    def over(kind: str) -> list[str]:
+    def over(kind: Kind) -> list[str]:
         rows = [(one, kinds[kind].row, kinds["without"].row) for one, kinds in zip(found, picked, strict=True)]
         return [gain_text(one.gain(upper, lower), one.main_score) for one, upper, lower in rows]
 
@@ -154,11 +138,6 @@ def worth_of(found: Sequence[SettingResult]) -> NotedTable:
     if any(pick.of and not pick.row for kinds in picked for pick in kinds.values()):
         notes.append("Where rows have no validation scores, none of their kind is picked.")
     return NotedTable(tuple(column for column in columns if not column.is_empty), tuple(notes))
-
-
-def _picked(one: SettingResult, pick: Pick) -> str:
-    """``"fedgh 52.16 (of 9)"``."""
-    return f"{pick.row} {_mean(one, pick.row)} (of {pick.of})" if pick.row else NOT_KNOWN
 
 
 def _mean(one: SettingResult, row: str) -> str:
@@ -214,6 +193,8 @@ def _about_setting(one: SettingResult) -> Iterator[str]:
     with_alone = [name if f"{name}-alone" in names else "" for name in names]
     alone = [one.gain(f"{name}-alone") for name in with_alone]
     federated = [one.gain(name, f"{name}-alone") for name in with_alone]
+    ended = [(one.runs_at_limit(row), len(row.figures.get("rounds", {}))) for row in one.rows]
+    at_limit = [f"{count} of {runs}" if count else NOT_KNOWN for count, runs in ended]
     sent = map(sum_of, zip(one.means("bytes_up"), one.means("bytes_down"), strict=True))
     columns = [
         Column("method", names, words=True),
@@ -224,7 +205,7 @@ def _about_setting(one: SettingResult) -> Iterator[str]:
         Column("= alone", [gain_text(gain, score) for gain in alone]),
         Column("+ federated", [gain_text(gain, score) for gain in federated], italic=_in_vain(alone, federated)),
         Column("rounds", [formatted(number, ".4g") for number in one.means("rounds")]),
-        Column("at the limit", [_at_limit(one, row) for row in one.rows]),
+        Column("at the limit", at_limit),
         Column("bytes", [size(total) for total in sent]),
         Column("processor time", [duration(seconds) for seconds in one.means("processor_seconds")]),
     ]
@@ -240,7 +221,7 @@ def _about_setting(one: SettingResult) -> Iterator[str]:
             "how much better together is. In italics: together is better than alone, but worse than Local, and so no "
             "gain by the others."
         )
-    if any(map(one.runs_at_limit, one.rows)):
+    if set(at_limit) != {NOT_KNOWN}:
         yield f"At the limit: how many runs {one.rounds} rounds have ended before validation did."
     tuned = {row.name: row.tuning for row in one.rows if row.tuning}
     if tuned:
@@ -255,12 +236,6 @@ def _in_vain(alone: Sequence[Estimate], federated: Sequence[Estimate]) -> frozen
     """The places of rows that are better together than alone, but worse than Local."""
     parts = [(first.mean or 0.0, second.mean or 0.0) for first, second in zip(alone, federated, strict=True)]
     return frozenset(at for at, (first, second) in enumerate(parts) if second > 0 > first + second)
-
-
-def _at_limit(one: SettingResult, row: RowResult) -> str:
-    """``"2 of 5"``."""
-    reached = one.runs_at_limit(row)
-    return f"{reached} of {len(row.figures['rounds'])}" if reached else NOT_KNOWN
 
 
 def _listed(values: Mapping[str, Sequence[Any]]) -> str:

@@ -78,9 +78,9 @@ def worth_for_clients(group: Group) -> Iterator[str]:
     """
     picked = best_by_validation(group.rows, group.score)
     names = group.runs[0].result.client_names
-    if not {"federated", "without"} <= picked.keys() or not names or len(group.seeds) < SEEDS:
+    (together, some), (without, others) = picked["federated"], picked["without"]
+    if not some or not others or not names or len(group.seeds) < SEEDS:
         return
-    together, without = picked["federated"], picked["without"]
     if not together or not without:
         yield "is it worth it, client by client: not said without validation rows in data.split, which pick the rows"
         return

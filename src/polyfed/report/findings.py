@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from polyfed.records.main_score import ACCURACY, MainScore
 from polyfed.report.run_records import RunRecord
@@ -38,20 +38,39 @@ def kind_of_row(control: str, settings: Mapping[str, Any], sends: bool) -> Kind:
     return "" if control else "federated"
 
 
-def best_by_validation(rows: _Rows, score: MainScore) -> dict[Kind, str]:
-    """Kind of rows -> the one with the best mean validation score over seeds; "" where one has no such scores."""
-    means: dict[Kind, dict[str, float | None]] = {}
-    for name, runs in rows.items():
-        kind = kind_of_row(runs[0].control, runs[0].settings, any(run.figures.get(("bytes_up", "")) for run in runs))
-        validation = [run.figures.get(("validation", run.stage)) for run in runs]
-        means.setdefault(kind, {})[name] = mean_of(validation)
-    found: dict[Kind, str] = dict.fromkeys(means, "")
-    for kind, own in means.items():
-        known = {name: mean for name, mean in own.items() if mean is not None}
-        if len(known) == len(own):
-            best = score.best(known.values())
-            found[kind] = next(name for name in known if known[name] == best)
+class Pick(NamedTuple):
+    """The row of a kind with the best validation score, and how many it was picked of.
+
+    It is "" where there is none, or some row lacks such scores, as that could be the better one.
+    """
+
+    row: str = ""
+    of: int = 0
+
+
+def best_of_kinds(rows: Mapping[str, tuple[Kind, float | None]], score: MainScore) -> dict[Kind, Pick]:
+    """Kind of rows -> the best of them.
+
+    Args:
+        rows: name -> its kind, and its mean validation score over seeds.
+    """
+    found: dict[Kind, Pick] = {"federated": Pick(), "without": Pick(), "pooled": Pick()}
+    for kind in found:
+        means = {name: mean for name, (own, mean) in rows.items() if own == kind}
+        known = {name: mean for name, mean in means.items() if mean is not None}
+        best = score.best(known.values()) if known and len(known) == len(means) else None
+        found[kind] = Pick(next((name for name in known if known[name] == best), ""), len(means))
     return found
+
+
+def best_by_validation(rows: _Rows, score: MainScore) -> dict[Kind, Pick]:
+    """Kind of rows -> the best of them by the mean validation score over seeds."""
+    kinds: dict[str, tuple[Kind, float | None]] = {}
+    for name, runs in rows.items():
+        sends = any(run.figures.get(("bytes_up", "")) for run in runs)
+        validation = [run.figures.get(("validation", run.stage)) for run in runs]
+        kinds[name] = kind_of_row(runs[0].control, runs[0].settings, sends), mean_of(validation)
+    return best_of_kinds(kinds, score)
 
 
 # what federation is worth -----------------------------------------------------------------------------------------

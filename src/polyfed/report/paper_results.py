@@ -134,15 +134,10 @@ def _mark(entry: PaperNumber, ours: Estimate, runs: Sequence[RunRecord]) -> str:
         return ""
     if any(run.scaled_down for run in runs):
         return SCALED_DOWN
-    if any(_deviates_from_paper(entry, run) for run in runs):
+    named = {f"data.{part.partition('=')[0].strip()}" for part in entry.setting.split(",")}
+    if any(text.partition("=")[0] not in named for run in runs for text in run.overrides):
         return OTHER_SETTINGS
     if entry.spread is None:
         return NO_SPREAD
     spread = math.hypot(entry.spread, ours.std or 0.0)
     return DIFFERS if abs(ours.mean - entry.mean) > SPREADS * spread else WITHIN
-
-
-def _deviates_from_paper(entry: PaperNumber, run: RunRecord) -> bool:
-    """Whether ``--set`` changed something of the run's recipe that the entry's column does not name."""
-    named = {f"data.{part.partition('=')[0].strip()}" for part in entry.setting.split(",")}
-    return any(text.partition("=")[0] not in named for text in run.overrides)

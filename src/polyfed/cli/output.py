@@ -71,14 +71,6 @@ def print_run(folder: str) -> None:
     print_text(f"run folder {folder}")
 
 
-def print_preset(recipe: Any) -> None:
-    """What was laid over the recipe, and what that scales down."""
-    if recipe.run.preset is None:
-        return
-    note = f": {recipe.run.preset_note}" if recipe.run.preset_note else ""
-    print_text(f"preset {recipe.run.preset}{note}")
-
-
 def raise_if_nothing_learnt(result: Mapping[str, Any]) -> None:
     """An error for a run in which nothing was learnt, once the rest is shown.
 

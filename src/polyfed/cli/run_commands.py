@@ -34,7 +34,6 @@ from polyfed.cli.output import (
     all_problems_listed,
     print_files,
     print_json,
-    print_preset,
     print_run,
     print_table,
     print_text,
@@ -114,7 +113,6 @@ def run(
     )
     done = run(asked, out=asked.folder, resume=resume, overwrite=overwrite, progress=not quiet)
     print_run(asked.folder)
-    print_preset(asked)
     raise_if_nothing_learnt(done.result)
 
 
@@ -309,8 +307,6 @@ def check(
         _check_one_method(asked, json)
     else:
         _check_methods(asked, named, json)
-    if not json:
-        print_preset(asked)
 
 
 def _check_one_method(recipe: Recipe, as_json: bool) -> None:

@@ -105,8 +105,8 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
             ``{"method.header_lr": [0.01, 0.1], "training.rounds": 5}``. A value that is a list stands in a list.
         method: a method's or a variant's name, in place of the recipe's own.
         seeds: one run of every combination for each.
-        out: folder; default ``runs/<recipe>-sweep``. Runs lie in ``<out>/<settings>/seed-<n>``; the table (md, csv,
-            json) and, for one or two swept keys of which one is a number, the figure (png, svg) in `out`.
+        out: folder; default ``runs/<recipe>-sweep``. Runs lie in ``<out>/<settings>/seed-<n>``, the table in
+            ``<out>/sweep.csv``.
         overwrite: run again what is already done.
         progress: show how it gets on, on standard error.
         device, workers, executor, preset: as for `polyfed.run`. loggers: names, in place of the recipe's run.loggers.
@@ -161,7 +161,7 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
         for point in every
     ]
     table = build_table(swept, cells, [f"{title} failed: {reason}" for title, reason in done.failures.items()])
-    files = () if table is None else tuple(write(table, folder))
+    files = () if table is None else (write(table, folder),)
     every_run = {f"{point.name}, seed {run.seed}": run for point in points for run in done.of_row(point.slug)}
     lost = {title: done.unlearnt[title] for title in every_run if title in done.unlearnt}
     return Sweep(folder, table, files, done.failures, lost if len(lost) == len(every_run) else {})

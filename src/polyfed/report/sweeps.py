@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from polyfed.escaping import csv_text, markdown_text, visible
+from polyfed.escaping import csv_text
 from polyfed.records.main_score import MainScore
 from polyfed.records.read import make_folder, write_whole
 from polyfed.report.grouping import Group
@@ -25,7 +25,6 @@ from polyfed.report.text_tables import (
     Column,
     duration,
     format_mean_std,
-    markdown_table,
     scored,
     size,
     text_blocks,
@@ -199,7 +198,7 @@ def _about_columns(rows: pd.DataFrame, score: MainScore) -> str:
 
 
 def _columns(table: SweepTable) -> list[Column]:
-    """The columns; the chosen row is bold in all of them, where a format can, and says so in the last."""
+    """The columns; the last says which row is chosen."""
     rows = table.rows
     score = table.score
 
@@ -216,7 +215,7 @@ def _columns(table: SweepTable) -> list[Column]:
         Column("refused", [str(count or NOT_KNOWN) for count in rows["refused"]]),
     ]
     chosen = rows["chosen"].map({True: "yes", False: ""}).mask(rows["nothing_learnt"] > 0, "nothing learnt")
-    shown = [
+    return [
         Column("method", list(rows["method"]), words=True),
         *(
             Column(name, [NOT_KNOWN if value is None else format_setting(value) for value in rows[key]])
@@ -226,7 +225,6 @@ def _columns(table: SweepTable) -> list[Column]:
         *(column for column in columns if not column.is_empty),
         Column("chosen", list(chosen), words=True),
     ]
-    return [replace(column, bold=frozenset(rows.index[rows["chosen"].astype(bool)])) for column in shown]
 
 
 def to_text(table: SweepTable, width: int = 100) -> str:
@@ -234,14 +232,6 @@ def to_text(table: SweepTable, width: int = 100) -> str:
     shown = text_blocks(_columns(table), width, leading=1 + len(table.keys))
     lines = [wrapped(table.caption, width), "", shown, "", *(wrapped(note, width) for note in table.notes)]
     return "\n".join([*lines, "", f"chosen by validation: {table.chosen_options or 'none'}"]) + "\n"
-
-
-def to_markdown(table: SweepTable) -> str:
-    """GitHub's table under its caption."""
-    below = "\n".join(f"- {markdown_text(note)}" for note in table.notes)
-    options = visible(" ".join(table.chosen_options.split())).replace("`", "'")
-    chosen = f"Chosen by validation: `{options}`\n" if options else "Nothing was chosen.\n"
-    return f"**{markdown_text(table.caption)}**\n\n{markdown_table(_columns(table))}\n\n{chosen}\n{below}\n"
 
 
 def to_csv(table: SweepTable) -> str:
@@ -253,8 +243,6 @@ def to_csv(table: SweepTable) -> str:
     return csv_text(list(shown), shown.to_dict("records"))
 
 
-def write(table: SweepTable, folder: str | Path) -> list[Path]:
-    """``sweep.md`` and ``.csv`` in the folder (made if missing), each whole or not at all."""
-    path = make_folder(folder)
-    texts = {"md": to_markdown(table), "csv": to_csv(table)}
-    return [write_whole(path / f"sweep.{form}", text.encode("utf-8")) for form, text in texts.items()]
+def write(table: SweepTable, folder: str | Path) -> Path:
+    """``sweep.csv`` in the folder (made if missing), whole or not at all."""
+    return write_whole(make_folder(folder) / "sweep.csv", to_csv(table).encode("utf-8"))

@@ -176,7 +176,6 @@ def harmless_cells(text: str) -> bool:
     "words",
     [
         ["report", "run"],
-        ["report", "run", "--metrics"],
         ["predict", "run", "new.npy", "--client", "0", "--probabilities"],
         pytest.param(["audit", "leakage", "run", "--images", "0", "--overwrite"], marks=pytest.mark.slow),
         ["predict", f"no{ESC}where", "new.npy", "--client", "0"],

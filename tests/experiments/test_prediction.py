@@ -221,20 +221,14 @@ def test_the_csv_file(predict: Terminal, done: Run, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a.parquet", "said.csv"}
 
 
-def test_images_of_another_size_are_resized_on_request(predict: Terminal, done: Run, tmp_path: Path) -> None:
+def test_images_of_another_size_are_refused(predict: Terminal, done: Run, tmp_path: Path) -> None:
     wide = torch.nn.functional.interpolate(X.float(), (24, 16), mode="nearest").to(torch.uint8)
     np.save(tmp_path / "wide.npy", wide.numpy())
     (tmp_path / "wide.png").write_bytes(png(wide[0, 0].numpy()))
     for name in ("wide.npy", "wide.png"):
         _, error = predict(tmp_path / name, status=2)
         assert "expected inputs 1 x 8 x 8 of type uint8" in error
-        assert f"got 1 x 24 x 16 in {tmp_path / name}; ask for --resize (resize=True)" in error
-        out, _ = predict(tmp_path / name, "--resize")
-        assert len(rows(out)) == (12 if name == "wide.npy" else 1)
-    found = prediction.predict(folder(done), 1, tmp_path / "wide.npy", resize=True)
-    small = torch.nn.functional.interpolate(wide.float(), (8, 8), mode="bilinear", antialias=True).round()
-    assert torch.equal(found.scores, own_scores(done, 1, small.to(torch.uint8)))
-    assert torch.equal(prediction.predict(folder(done), 1, X, resize=True).scores, own_scores(done, 1, X))
+        assert f"got 1 x 24 x 16 in {tmp_path / name}; bring images to this size" in error
 
 
 # refused ------------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_long_names_wrap_and_wide_tables_are_cut(make: Any, width: int) -> None:
         for epochs in (1, 100):
             hyperparameters = {"header_epochs": epochs, "header_batch": 10 * epochs, "header_lr": 0.01 * epochs}
             make(f"gh-{epochs}-{seed}", "fedgh", seed, hyperparameters=hyperparameters, **more)
-    text = to_text(compared(make.root), width, metrics=True)
+    text = to_text(compared(make.root), width)
     assert max(map(len, text.splitlines())) <= width
     assert "(header_epochs=1" in text
     blocks = [block for block in text.split("\n\n") if "---" in block]
@@ -288,11 +288,7 @@ def test_other_figures_are_in_every_file_and_on_request_on_the_terminal(make: An
     found = list(csv.DictReader(io.StringIO(to_csv(table))))[1]
     keys = ("metric_f1", "bottom_decile", "by_architecture_cnn1")
     assert [float(found[key]) for key in keys] == pytest.approx([0.45, 0.30, 0.65])
-    plain, more = to_text(table), to_text(table, metrics=True)
-    assert "F1" not in plain
-    assert "cnn1" not in plain
-    assert "F1" in more
-    assert ["fedgh", "65.00", "80.00"] in [line.split() for line in more.splitlines()]
+    assert not {"F1", "cnn1"} & set(to_text(table).split())
 
 
 # simulated time: there where it was recorded, and not a word of it elsewhere -----------------------------------------

@@ -21,9 +21,6 @@ def report(
     stage: Annotated[
         str | None, typer.Option(metavar="NAME", help="received, after_training or personal [each run's own].")
     ] = None,
-    metrics: Annotated[
-        bool, typer.Option("--metrics", help="Print the other figures, and those by architecture, too.")
-    ] = False,
     clients: Annotated[bool, typer.Option("--clients", help="Print a line for each client, too.")] = False,
     methods: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Only these rows, by the names that tables show [all].")
@@ -51,7 +48,7 @@ def report(
     table = compare_runs(runs, stage, target)
     place = folders[0] if out is None else out
     files = write_report(table, place)
-    print_text(to_text(table, terminal_width(), metrics=metrics, clients=clients))
+    print_text(to_text(table, terminal_width(), clients=clients))
     print_files(files)
 
 
@@ -69,7 +66,6 @@ def predict(
     out: Annotated[Path, typer.Option(metavar="FILE.csv", help="Where to write; - is standard output.")] = Path("-"),
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Those of all classes, too.")] = False,
     device: OwnDevice = "cpu",
-    resize: Annotated[bool, typer.Option("--resize", help="Bring images to the size of the run's.")] = False,
     stage: ModelStage = None,
     trust: Trust = False,
 ) -> None:
@@ -87,7 +83,7 @@ def predict(
     from polyfed.records.read import write_whole
 
     with all_problems_listed(print_stderr):
-        found = prediction.predict(run, client, data, stage=stage, device=device, resize=resize, trust=trust)
+        found = prediction.predict(run, client, data, stage=stage, device=device, trust=trust)
     to_file = str(out) != "-"
     model = found.model
     if model.name:

@@ -169,7 +169,7 @@ def _fitted(x: Tensor, form: InputSpec, place: str) -> Tensor:
         x = resize(LabeledSamples(x, torch.zeros(len(x), dtype=torch.int64)), form.image_size).x
     if x.shape[1:] != form.shape:
         got = " x ".join(map(str, x.shape[1:]))
-        hint = "; ask for --resize (resize=True) to bring images to this size" if form.images else ""
+        hint = "; bring images to this size as you see fit" if form.images else ""
         raise ConfigError(f"expected inputs {form}, as the run stored them, got {got} in {place}{hint}")
     return x
 

@@ -108,25 +108,19 @@ class ClientModel:
                 found = scores()
         return found
 
-    def predict(self, data: str | Path | Tensor | NDArray[Any], resize: bool = False) -> Predictions:
-        """What the model says of new inputs; data, resize: see `polyfed.predict`.
+    def predict(self, data: str | Path | Tensor | NDArray[Any]) -> Predictions:
+        """What the model says of new inputs; data: see `polyfed.predict`.
 
         Raises:
             ConfigError: see `polyfed.data.inference_inputs.read`.
         """
-        form = self.form
-        if resize:
-            if not form.images:
-                raise ConfigError(f"resize is of images, got it where the run's inputs are {form}")
-            height, width = form.shape[1:]
-            form = dataclasses.replace(form, image_size=(height, width))
         refuse_masked(data, "inputs")
         if isinstance(data, Tensor | np.ndarray):
-            inputs = from_tensor(torch.as_tensor(data), form, "the tensor given")
+            inputs = from_tensor(torch.as_tensor(data), self.form, "the tensor given")
         elif not isinstance(data, str | os.PathLike):
             raise ConfigError(f"data: expected the path of files, or inputs as a tensor, got {described(data)}")
         else:
-            inputs = read(Path(data), form)
+            inputs = read(Path(data), self.form)
         try:
             scores = self.scores(inputs.x)
         except IndexError:
@@ -223,7 +217,6 @@ def predict(
     *,
     stage: str | None = None,
     device: str = "cpu",
-    resize: bool = False,
     trust: bool = False,
 ) -> Predictions:
     """What a client's network says of new inputs.
@@ -232,13 +225,12 @@ def predict(
         run: a finished run's folder. client: number or name. stage: see `load`.
         data: files as `polyfed.data.inference_inputs.read` takes them, or inputs (N, ...) as the run stored them.
         device: where the network computes.
-        resize: bring images of another size to that of the run's, bilinear; without it they are refused.
         trust: whether code that the folder names may be imported, see `load`.
 
     Raises:
         ConfigError: see `load` and `polyfed.data.inference_inputs.read`.
     """
-    return load(run, client, device, trust, stage).predict(data, resize)
+    return load(run, client, device, trust, stage).predict(data)
 
 
 # loading ----------------------------------------------------------------------------------------------------------

@@ -339,18 +339,17 @@ def _markdown_list(texts: Iterable[str]) -> str:
     return "\n".join(f"- {markdown_text(text)}" for text in texts) + "\n"
 
 
-def to_text(table: Table, width: int = 100, metrics: bool = False, clients: bool = False) -> str:
+def to_text(table: Table, width: int = 100, clients: bool = False) -> str:
     """Aligned plain text; long names wrap so that it fits ``width`` columns where the numbers leave room.
 
     Args:
         table: what to show.
         width: columns to aim for.
-        metrics: also the figures beside the accuracy, and the accuracies by architecture.
         clients: also a line for each client.
     """
     blocks: list[str] = []
     for section in table.sections:
-        (_, main), *more = sub_tables(section, metrics)
+        (_, main), *more = sub_tables(section, metrics=False)
         if clients and len(section.clients):
             columns = client_scores.client_columns(section.clients, section.score)
             more.append((section.score.of_it(client_scores.ABOUT), columns))

@@ -176,7 +176,7 @@ def harmless_cells(text: str) -> bool:
     "words",
     [
         ["report", "run"],
-        ["predict", "run", "new.npy", "--client", "0", "--probabilities"],
+        ["predict", "run", "new.npy", "--client", "0"],
         pytest.param(["audit", "leakage", "run", "--images", "0", "--overwrite"], marks=pytest.mark.slow),
         ["predict", f"no{ESC}where", "new.npy", "--client", "0"],
         ["run", f"no{ESC}where.toml"],

@@ -64,7 +64,6 @@ def predict(
     ],
     client: Annotated[str, typer.Option(metavar="CLIENT", help="Whose model: a number or a name.", show_default=False)],
     out: Annotated[Path, typer.Option(metavar="FILE.csv", help="Where to write; - is standard output.")] = Path("-"),
-    probabilities: Annotated[bool, typer.Option("--probabilities", help="Those of all classes, too.")] = False,
     device: OwnDevice = "cpu",
     stage: ModelStage = None,
     trust: Trust = False,
@@ -77,7 +76,7 @@ def predict(
 
     \b
     polyfed predict runs/mine --client 3 photos --out photos.csv
-    polyfed predict runs/mine --client north new.parquet --probabilities
+    polyfed predict runs/mine --client north new.parquet
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments import prediction
     from polyfed.records.read import write_whole
@@ -89,9 +88,9 @@ def predict(
     if model.name:
         print_stderr(f"model of {client_text(model.client, model.name)}")
     if to_file:
-        write_whole(out, found.to_csv(probabilities).encode())
+        write_whole(out, found.to_csv().encode())
     else:
-        print_text(found.to_csv(probabilities).removesuffix("\n"))
+        print_text(found.to_csv().removesuffix("\n"))
     score_text = None if found.accuracy is None else f"accuracy {100 * found.accuracy:.2f} %"
     if found.rmse is not None:
         score_text = f"RMSE {found.rmse:.4g}"

@@ -186,8 +186,8 @@ class Predictions:
         """The RMSE of the predicted numbers; None without labels, or where classes are predicted."""
         return None if self.labels is None or self.model.scale is None else metrics.rmse(self.values, self.labels)
 
-    def rows(self, probabilities: bool = False) -> list[dict[str, Any]]:
-        """One per input: name, class, class_name, probability; on request ``probability_<class>`` of all classes.
+    def rows(self) -> list[dict[str, Any]]:
+        """One per input: name, class, class_name, probability; `probabilities` has those of all classes.
 
         Where numbers are predicted: name, prediction.
         """
@@ -198,14 +198,12 @@ class Predictions:
         rows = []
         for name, label, shares in zip(self.names, self.classes.tolist(), self.probabilities.tolist(), strict=True):
             called = class_names[label] if label < len(class_names) else str(label)
-            row = {"name": name, "class": label, "class_name": called, "probability": shares[label]}
-            every = {f"probability_{number}": share for number, share in enumerate(shares)}
-            rows.append({**row, **(every if probabilities else {})})
+            rows.append({"name": name, "class": label, "class_name": called, "probability": shares[label]})
         return rows
 
-    def to_csv(self, probabilities: bool = False) -> str:
+    def to_csv(self) -> str:
         """`rows` under a heading; probabilities with six decimals."""
-        rows = self.rows(probabilities)
+        rows = self.rows()
         lines = [{k: f"{v:.6f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows]
         return csv_text(list(rows[0]), lines)
 

@@ -21,7 +21,6 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "polyfed"
 MAY_IMPORT = {
     "errors": {"escaping"},
     "escaping": set(),
-    "markup": {"escaping"},
     "places": {"errors", "escaping"},
     "records": {"errors", "escaping", "places"},
     "registry": {"errors"},
@@ -47,7 +46,7 @@ MAY_IMPORT = {
     },
     "methods": {"building_blocks", "core", "functional", "errors", "validation"},
     "engine": {
-        *("core", "data", "models", "functional", "validation", "errors", "escaping", "markup", "places"),
+        *("core", "data", "models", "functional", "validation", "errors", "escaping", "places"),
         *("records", "registry", "signals", "loggers.base", "units", "version"),
     },
 }

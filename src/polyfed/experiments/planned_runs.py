@@ -22,9 +22,9 @@ from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.run import check_run_folder_place
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
-from polyfed.markup import image, preformatted
 from polyfed.registry import own_code
 from polyfed.report.run_records import RunRecord, load_runs
+from polyfed.report.text_tables import image, preformatted
 
 __all__ = [
     "Outcome",

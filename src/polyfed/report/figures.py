@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from polyfed.errors import ConfigError
-from polyfed.markup import image, notes
 from polyfed.records.read import ANALYSIS, check_links
 from polyfed.registry import suggest
 from polyfed.report.findings import Gains, decompose
@@ -30,6 +29,7 @@ from polyfed.report.plot_style import (
     style_axes,
 )
 from polyfed.report.run_records import load_runs, rows_of_pooled
+from polyfed.report.text_tables import html_list, image
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,7 @@ class Plot:
     notes: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
-        return "".join(image(file) for file in self.files if file.suffix == ".png") + notes(self.notes)
+        return "".join(image(file) for file in self.files if file.suffix == ".png") + html_list(self.notes)
 
 
 def plot(

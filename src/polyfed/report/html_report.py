@@ -11,13 +11,12 @@ import datetime
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
 from polyfed.errors import ConfigError
 from polyfed.escaping import html_text, json_text
-from polyfed.markup import details, preformatted
 from polyfed.places import without_places
 from polyfed.records.read import COMMAND, check_links, make_folder, parse_json, write_whole
 from polyfed.report.client_scores import ABOUT, client_columns
@@ -31,7 +30,7 @@ from polyfed.report.figures import draw
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import save
 from polyfed.report.run_lines import LOST
-from polyfed.report.text_tables import Column, html_table
+from polyfed.report.text_tables import Column, details, html_list, html_table, image, preformatted
 from polyfed.version import __version__
 
 _REASONS = 5  # reasons of refusals that are given, the most frequent ones
@@ -52,10 +51,10 @@ def write_report(table: Table, folder: str | Path) -> list[Path]:
 def page(table: Table, figures: Sequence[Path] = ()) -> str:
     """The page as text. figures: files; those that are PNG are put into it."""
     title = table.sections[0].group.about if len(table.sections) == 1 else f"{len(table.sections)} comparisons"
-    body = [_list(table.notes), *map(_section, table.sections)]
+    body = [html_list(table.notes), *map(_section, table.sections)]
     drawn = [file for file in figures if file.suffix == ".png"]
     if drawn:
-        body.append(f"<section><h2>Figures</h2>{''.join(map(_image, drawn))}</section>")
+        body.append(f"<section><h2>Figures</h2>{''.join(map(image, drawn))}</section>")
     parts = {"title": html_text(title), "body": "\n".join(body), "version": __version__}
     style = _part("page.css")
     digest = hashlib.sha256(style.encode("utf-8")).digest()  # by which the page's policy knows its own style
@@ -82,7 +81,7 @@ def _section(section: ComparisonGroup) -> str:
             (f"<h3>{html_text(title)}</h3>" if title else "") + html_table(columns)
             for title, columns in sub_tables(section)
         ),
-        _list(section.notes),
+        html_list(section.notes),
     ]
     if len(section.clients):
         columns = client_columns(section.clients, section.score)
@@ -122,7 +121,7 @@ def _lost(group: Group) -> str:
     lines = [f"refused {count} times: {reason}" for reason, count in reasons.most_common(_REASONS)]
     if len(reasons) > _REASONS:
         lines.append(f"refused for {len(reasons) - _REASONS} other reasons")
-    return html_table(columns) + _list(lines)
+    return html_table(columns) + html_list(lines)
 
 
 def _origin(group: Group) -> Iterator[str]:
@@ -142,7 +141,7 @@ def _origin(group: Group) -> Iterator[str]:
     for key, found in versions.items():
         each = [f"{value} ({count} of the runs)" if len(found) > 1 else value for value, count in found.items()]
         lines.append(f"{key} {'; '.join(each)}")
-    yield _list(lines)
+    yield html_list(lines)
 
 
 # how a comparison was made ----------------------------------------------------------------------------------------
@@ -175,15 +174,3 @@ def read_command(folder: Path) -> dict[str, str]:
         raise ConfigError(f"{folder / COMMAND} cannot be read: {' '.join(str(error).split())}") from None
     known = found if isinstance(found, dict) else {}
     return {key: str(known.get(key) or "") for key in ("command", "date")}
-
-
-# elements ---------------------------------------------------------------------------------------------------------
-
-
-def _list(texts: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{html_text(text)}</li>' for text in texts)}</ul>"
-
-
-def _image(file: Path) -> str:
-    coded = base64.b64encode(file.read_bytes()).decode("ascii")
-    return f'<img alt="{html_text(file.stem.replace("-", " "))}" src="data:image/png;base64,{coded}">'

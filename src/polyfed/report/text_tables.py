@@ -1,10 +1,15 @@
-"""Columns of numbers for people, as aligned text, Markdown and HTML."""
+"""Columns of numbers for people, as aligned text, Markdown and HTML; other elements of HTML for pages and notebooks.
+
+All texts in HTML are escaped. It needs no script, and no style sheet but for tables.
+"""
 
 from __future__ import annotations
 
+import base64
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from polyfed.escaping import html_text, markdown_text, visible
 from polyfed.records.main_score import ACCURACY, MainScore
@@ -121,6 +126,28 @@ def html_table(columns: Sequence[Column]) -> str:
         rows.append(f"<tr>{''.join(cells)}</tr>")
     head = f"<thead><tr>{''.join(heads)}</tr></thead>"
     return f'<div class="wide"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def html_list(texts: Iterable[str]) -> str:
+    """A list; nothing where there is no text."""
+    entries = "".join(f"<li>{html_text(text)}</li>" for text in texts)
+    return f"<ul>{entries}</ul>" if entries else ""
+
+
+def preformatted(text: str) -> str:
+    """Text as it is, line by line, in a fixed width."""
+    return f"<pre>{html_text(text)}</pre>"
+
+
+def details(summary: str, inside: str) -> str:
+    """What opens by a click. inside: HTML."""
+    return f"<details><summary>{html_text(summary)}</summary>{inside}</details>"
+
+
+def image(file: Path) -> str:
+    """The figure of a PNG file, within the page; its file's name stands for it where none is shown."""
+    coded = base64.b64encode(file.read_bytes()).decode("ascii")
+    return f'<img alt="{html_text(file.stem.replace("-", " "))}" src="data:image/png;base64,{coded}">'
 
 
 # aligned text -----------------------------------------------------------------------------------------------------

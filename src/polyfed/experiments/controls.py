@@ -10,14 +10,14 @@ pooled            each network trained on the training rows of all clients (`pol
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.settings import Privacy
 from polyfed.data.dataset import DatasetSource
 from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.experiments.own_rows import rows_of_data
-from polyfed.plugins.settings import Availability, Devices, RobustAggregation, SecureSums
+from polyfed.experiments.pooled import OTHER_SECTIONS
 
 __all__ = ["controls_of", "own", "pooled", "runs_alone"]
 
@@ -85,13 +85,7 @@ def _plain(base: Recipe, control: str) -> Recipe:
         "stage": "personal" if scored.stage == "after_training" else scored.stage,
         "extra_stages": [extra for extra in scored.extra_stages if extra != "after_training"],
     }
-    plain = {
-        "training": local.training.model_copy(update={"client_fraction": 1.0}),
-        "evaluation": scored.model_copy(update=stages),
-        "availability": Availability(),
-        "privacy": Privacy(),
-        "robust_aggregation": RobustAggregation(),
-        "devices": Devices(),
-        "secure_sums": SecureSums(),
-    }
+    plain: dict[str, Any] = {section: type(getattr(local, section))() for section in OTHER_SECTIONS}
+    plain["training"] = local.training.model_copy(update={"client_fraction": 1.0})
+    plain["evaluation"] = scored.model_copy(update=stages)
     return local.model_copy(update=plain).with_run(label=control, control=control)

@@ -41,10 +41,11 @@ from polyfed.errors import ConfigError
 from polyfed.functional.class_shares import share_shift
 from polyfed.methods.local import Local
 
-__all__ = ["MOST_EPOCHS", "pool"]
+__all__ = ["MOST_EPOCHS", "OTHER_SECTIONS", "pool"]
 
 MOST_EPOCHS = 5  # on a client's own rows
-_SECTIONS = ("availability", "privacy", "devices", "robust_aggregation", "adversaries", "secure_sums")
+# what is not plain training
+OTHER_SECTIONS = ("availability", "privacy", "devices", "robust_aggregation", "adversaries", "secure_sums")
 
 # names of exchanges, and of what is kept
 _SHARES = "class shares"
@@ -64,7 +65,7 @@ def pool(
     Raises:
         ConfigError: a recipe asks for more than plain training; says what is in the way.
     """
-    on = [section for section in _SECTIONS if getattr(recipe, section).effective()]
+    on = [section for section in OTHER_SECTIONS if getattr(recipe, section).effective()]
     wrong = ""
     if recipe.method.name != "local":
         wrong = f"the method '{recipe.method.name}'"

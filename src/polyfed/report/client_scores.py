@@ -39,9 +39,7 @@ def scores_of_clients(group: Group, local: str | None) -> pd.DataFrame:
     import pandas as pd
 
     clients = client_frame(group)
-    by_seed: dict[tuple[int, str | None], dict[int, float | None]] = {}
-    for number, name, seed, score in zip(*(clients[key] for key in ("client", "name", "seed", "score")), strict=True):
-        by_seed.setdefault((number, name), {})[seed] = score
+    by_seed = _by_seed(clients)
     lines = []
     for number, own in clients.groupby("client"):
         sizes = own["test_samples"].dropna()
@@ -55,6 +53,14 @@ def scores_of_clients(group: Group, local: str | None) -> pd.DataFrame:
             lines.append(line | Estimate.of(mine, group.resplit).named("score") | difference.named("difference"))
     columns = ["client", "name", "test_rows", "method", "seeds", *_SCORE, *_DIFFERENCE]
     return pd.DataFrame(lines, columns=columns, dtype=object)
+
+
+def _by_seed(clients: pd.DataFrame) -> dict[tuple[int, str | None], dict[int, float | None]]:
+    """(client, row) -> seed -> score. clients: see `client_frame`."""
+    found: dict[tuple[int, str | None], dict[int, float | None]] = {}
+    for number, name, seed, score in zip(*(clients[key] for key in ("client", "name", "seed", "score")), strict=True):
+        found.setdefault((number, name), {})[seed] = score
+    return found
 
 
 def client_columns(scores: pd.DataFrame, score: MainScore) -> list[Column]:
@@ -76,7 +82,7 @@ def worth_for_clients(group: Group) -> Iterator[str]:
     Both rows are picked by their mean validation score over all clients and seeds, never by test. Nothing without rows
     of both kinds, with too few seeds, or where a number is another client in each seed.
     """
-    picked = best_by_validation(group.rows, group.score)
+    picked = best_by_validation(group)
     names = group.runs[0].result.client_names
     (together, some), (without, others) = picked["federated"], picked["without"]
     if not some or not others or not names or len(group.seeds) < SEEDS:
@@ -84,23 +90,15 @@ def worth_for_clients(group: Group) -> Iterator[str]:
     if not together or not without:
         yield "is it worth it, client by client: not said without validation rows in data.split, which pick the rows"
         return
-    clients = client_frame(group)
+    by_seed = _by_seed(client_frame(group))
     has_models = any(runs[0].control.startswith("own") for runs in group.rows.values())
     yield (
         f"is it worth it, client by client: {together} against {without}, by mean validation score the best of the "
         "rows that need the others, and of those that need nobody; differences on a client's own test rows, with 95 % "
         f"intervals{'' if has_models else '; --controls adds other models on own rows'}"
     )
-    for number in sorted(set(clients["client"]))[:_SENTENCES]:
-        own = clients[clients["client"] == number]
-        mine, other = (
-            {
-                seed: value
-                for row, seed, value in zip(own["name"], own["seed"], own["score"], strict=True)
-                if row == name
-            }
-            for name in (together, without)
-        )
+    for number in sorted({number for number, _ in by_seed})[:_SENTENCES]:
+        mine, other = (by_seed.get((number, row), {}) for row in (together, without))
         gain = Estimate.gain(mine, other, group.score, group.resplit)
         yield _sentence(client_text(number, group.runs[0].result.client_name(number)), gain, without, group.score)
     if len(names) > _SENTENCES:

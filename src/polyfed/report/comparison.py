@@ -94,7 +94,7 @@ class _Section:
         if target is not None and self.score is not ACCURACY:
             self.notes.append("no target: it is of accuracies, and numbers are predicted here")
             target = None
-        gains = decompose(group.rows, self.stages, self.score)
+        gains = decompose(group, self.stage)
         figures = figures_of_runs(group, self.stages)
         rows = self._rows(figures, target, gains)
         published = paper_results.compare_with_paper(group, self.stages)

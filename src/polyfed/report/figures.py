@@ -258,7 +258,7 @@ def gain_drawings(groups: Sequence[Group], stage: str | None = None) -> dict[str
     """
 
     def find(group: Group) -> list[tuple[str, Gains]]:
-        every = decompose(group.rows, group.stages(stage), group.score)
+        every = decompose(group, stage)
         return [(name, one) for name, one in every.items() if one.gain.mean is not None]
 
     return _of_each_group(groups, "decomposition", find, lambda group, found: _gains(group, dict(found), stage))

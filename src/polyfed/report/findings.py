@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from polyfed.records.main_score import ACCURACY, MainScore
+from polyfed.records.main_score import MainScore
+from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord
-from polyfed.report.statistics import BySeed, Estimate, mean_of, resplit_ratio, scores_by_seed
+from polyfed.report.statistics import Estimate, mean_of, scores_by_seed
 
-_Rows = Mapping[str, Sequence[RunRecord]]
 Kind = Literal["federated", "without", "pooled", ""]
 _NEEDS_NOBODY = ("own", "uniform", "labels", "pseudo-labels", "permuted")  # of `control`: uploads are of no use
 
@@ -63,14 +63,14 @@ def best_of_kinds(rows: Mapping[str, tuple[Kind, float | None]], score: MainScor
     return found
 
 
-def best_by_validation(rows: _Rows, score: MainScore) -> dict[Kind, Pick]:
+def best_by_validation(group: Group) -> dict[Kind, Pick]:
     """Kind of rows -> the best of them by the mean validation score over seeds."""
     kinds: dict[str, tuple[Kind, float | None]] = {}
-    for name, runs in rows.items():
+    for name, runs in group.rows.items():
         sends = any(run.figures.get(("bytes_up", "")) for run in runs)
         validation = [run.figures.get(("validation", run.stage)) for run in runs]
         kinds[name] = kind_of_row(runs[0].control, runs[0].settings, sends), mean_of(validation)
-    return best_of_kinds(kinds, score)
+    return best_of_kinds(kinds, group.score)
 
 
 # what federation is worth -----------------------------------------------------------------------------------------
@@ -93,40 +93,13 @@ class Gains:
     pooled: float | None
 
 
-def take_apart(
-    together: BySeed,
-    alone: BySeed,
-    local: BySeed,
-    pooled: BySeed,
-    score: MainScore = ACCURACY,
-    resplit: float = 0.0,
-) -> Gains:
-    """The parts of a gain, on the seeds that together, alone and Local have.
-
-    Args:
-        together, alone, local, pooled: seed -> accuracy; pooled is that of pooled-tuned, empty where there is none.
-        score: the main score; what lowers the RMSE is a gain above zero.
-        resplit: see `polyfed.report.statistics.resplit_ratio`.
-    """
-    shared = [seed for seed in together if seed in alone and seed in local]
-    mine, separate, base = ({seed: scores[seed] for seed in shared} for scores in (together, alone, local))
-    most = Estimate.gain(pooled, base, score, resplit)
-    level = mean_of(list(base.values()))
-    return Gains(
-        local=level,
-        gain=Estimate.gain(mine, base, score, resplit),
-        alone=Estimate.gain(separate, base, score, resplit),
-        federated=Estimate.gain(mine, separate, score, resplit),
-        pooled=None if level is None or most.mean is None else score.improved(level, most.mean),
-    )
-
-
-def decompose(rows: _Rows, stages: Mapping[str, str], score: MainScore = ACCURACY) -> dict[str, Gains]:
+def decompose(group: Group, stage: str | None = None) -> dict[str, Gains]:
     """Row -> its gains, of all methods that also ran alone; none without a single row of Local.
 
-    Args:
-        rows: name -> runs, one per seed. stages: name -> the stage that is scored there.
+    All are on the seeds that together, alone and Local have. stage: whose score; by default that of each row's own
+    evaluation.
     """
+    rows, stages, score, resplit = group.rows, group.stages(stage), group.score, group.resplit
     local = [runs for runs in rows.values() if runs[0].is_local]
     if len(local) != 1:
         return {}
@@ -136,13 +109,21 @@ def decompose(rows: _Rows, stages: Mapping[str, str], score: MainScore = ACCURAC
         alone = next((other for other in rows if _is_alone(rows[other][0], runs[0])), None)
         if alone is None or runs[0].control:
             continue
-        found[name] = take_apart(
+        every = [
             _by_seed(runs, stages[name]),
             _by_seed(rows[alone], stages[alone]),
             _by_seed(local[0], stages[name]),
-            _by_seed(pooled, stages[name]),
-            score,
-            resplit_ratio(runs[0].recipe.data),
+        ]
+        shared = [seed for seed in every[0] if all(seed in scores for scores in every)]
+        mine, separate, base = ({seed: scores[seed] for seed in shared} for scores in every)
+        most = Estimate.gain(_by_seed(pooled, stages[name]), base, score, resplit)
+        level = mean_of(list(base.values()))
+        found[name] = Gains(
+            local=level,
+            gain=Estimate.gain(mine, base, score, resplit),
+            alone=Estimate.gain(separate, base, score, resplit),
+            federated=Estimate.gain(mine, separate, score, resplit),
+            pooled=None if level is None or most.mean is None else score.improved(level, most.mean),
         )
     return found
 

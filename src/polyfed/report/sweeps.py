@@ -38,14 +38,15 @@ class SweepTable:
 
     Attributes:
         keys: the swept settings, dotted. score: of what is called score below. caption, notes: in words.
-        rows: a frame, Local's rows first, then in the grid's order. Scores in [0, 1]; None is "not known"; means and
-            deviations are over seeds. method, stage, seeds: what was run and scored. A column for each key: its value.
-            validation, validation_std, test, test_std: score on these data in the reported round. best: test score in
-            the round that was best on validation data. local: Local's test score with the same settings otherwise, on
-            the seeds that both have; difference, difference_std: from it, paired by seed. bytes_up, bytes_down,
-            seconds: of one whole run. refused: uploads, over all runs. nothing_learnt: in how many of the runs clients'
-            work did not count, or diverged; such a row is not chosen. options: the settings as the command line takes
-            them; "" for Local. chosen: whether it is the one chosen by validation.
+        rows: a frame, Local's rows first, then in the grid's order. Scores in [0, 1]; None is "not known". method,
+            stage, seeds: what was run and scored. A column for each key: its value. validation, test: score on these
+            data in the reported round, mean over seeds. best: test score in the round that was best on validation data.
+            local: Local's test score with the same settings otherwise, on the seeds that both have; difference: from
+            it, paired by seed. Beside validation, test and difference ``_std`` and ``_margin`` over seeds
+            (`polyfed.report.statistics`). bytes_up, bytes_down, seconds: of one whole run. refused: uploads, over all
+            runs. nothing_learnt: in how many of the runs clients' work did not count, or diverged; such a row is not
+            chosen. options: the settings as the command line takes them; "" for Local. chosen: whether it is the one
+            chosen by validation.
     """
 
     keys: tuple[str, ...]
@@ -163,14 +164,11 @@ def _row(keys: Sequence[str], cell: SweepCell) -> dict[str, Any]:
         **{key: cell.settings.get(key) for key in keys},
         "stage": first.stage,
         "seeds": tuple(test),
-        "validation": Estimate.of(validation).mean,
-        "validation_std": Estimate.of(validation).std,
-        "test": Estimate.of(test).mean,
-        "test_std": Estimate.of(test).std,
+        **Estimate.of(validation).named("validation"),
+        **Estimate.of(test).named("test"),
         "best": mean_of([run.figure(f"{score}_best_by_validation") for run in cell.runs]),
         "local": mean_of([local[seed] for seed in difference.seeds]),
-        "difference": difference.mean,
-        "difference_std": difference.std,
+        **difference.named("difference"),
         **{key: mean_of([run.figure(key) for run in cell.runs]) for key in ("bytes_up", "bytes_down", "seconds")},
         "refused": int(sum(run.figure("refused") or 0 for run in cell.runs)),
         "nothing_learnt": sum(bool(run.result.nothing_learnt) for run in cell.runs),

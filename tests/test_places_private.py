@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from polyfed.errors import ConfigError
-from polyfed.places import make_private, private_files, temporary_folder
+from polyfed.places import make_private, private_files
 from tests.helpers.other_users import NOBODY, needs_root, open_to_nobody, shared_folder
 
 
@@ -56,24 +54,3 @@ def test_within_the_block_and_nowhere_else_all_files_are_private(tmp_path: Path)
     finally:
         os.umask(before)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("inside", "outside")] == [0o600, 0o644]
-
-
-def test_what_killed_processes_leave_goes_when_the_next_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    child = os.fork()
-    if child == 0:
-        with temporary_folder("ours") as folder:
-            (folder / "secret").write_text("x")
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-    (left,) = tmp_path.glob("ours-*")
-    assert (left / "secret").exists()
-    (tmp_path / "ours-link").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "others-1").mkdir()
-    with temporary_folder("ours") as first, temporary_folder("ours") as second:
-        assert not left.exists()
-        assert first.stat().st_mode & 0o777 == 0o700
-        assert first.is_dir(), "it is still somebody's"
-        assert second.is_dir()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "others-1", "ours-link"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -130,50 +128,3 @@ def make_private(place: Path) -> None:
             place.chmod(0o700)
     except OSError as error:
         raise ConfigError(f"expected a place for {place}, got {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def temporary_folder(kind: str, beside: str | None = None) -> Iterator[Path]:
-    """A new folder for this user alone, which goes with the block; those of killed processes go first.
-
-    Each is locked as long as its process lives. So one without a lock is nobody's any more.
-
-    Args:
-        kind: what begins its name, and that of others that may go. beside: where it lies; default: where temporary
-            files do.
-    """
-    for left in Path(beside or tempfile.gettempdir()).glob(f"{kind}-*"):
-        if not left.is_symlink() and (lock := _lock(left)) is not None:
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(lock)
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=beside))
-        lock = _lock(folder)
-        if folder.exists():  # else another process has taken it for one that was left, before there was a lock
-            break
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """What holds a lock on a folder of this user's, until it is closed; None where another process has it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        if os.fstat(handle).st_uid == os.geteuid():
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return handle
-    except OSError:  # it has, or the disk has no locks
-        pass
-    os.close(handle)
-    return None

@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.escaping import visible
 from polyfed.experiments.build import build_federation
-from polyfed.places import make_private, private_files, temporary_folder
+from polyfed.places import make_private, private_files
 from polyfed.signals import end_with_parent, raise_on_termination
 
 __all__ = ["LocalCluster", "ProcessGroup", "free_ports", "local"]
@@ -99,9 +100,10 @@ def local(
     make_private(logs)
     with (
         raise_on_termination(),
-        temporary_folder("polyfed-deploy") as temporary,
-        LocalCluster(temporary, logs, len(federation.clients)) as cluster,
+        tempfile.TemporaryDirectory(prefix="polyfed-deploy-", ignore_cleanup_errors=True) as folder_of_keys,
+        LocalCluster(Path(folder_of_keys), logs, len(federation.clients)) as cluster,
     ):
+        temporary = Path(folder_of_keys)
         (temporary / "recipe.toml").write_text(chosen.dumps(), encoding="utf-8")
         app_template.create_app(temporary / "app", temporary / "recipe.toml")
         cluster.start_all()

@@ -16,7 +16,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from polyfed.config.recipe import Recipe
+from polyfed.config.resolve import to_toml
 from polyfed.config.schema import SECTIONS, MethodChoice, PluginChoice
 from polyfed.core.method import Method
 from polyfed.core.modules import HEAD
@@ -134,11 +135,7 @@ def format_value(value: Any) -> str:
     """A value as a recipe has it."""
     if value is None:
         return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{', '.join(map(format_value, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return str(value) if isinstance(value, Mapping) else to_toml(value)
 
 
 def kind_of(hint: Any) -> str:

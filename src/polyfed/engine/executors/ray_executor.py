@@ -36,7 +36,6 @@ from polyfed.engine.executors.worker_pool import Worker, WorkerDied, WorkerPool
 from polyfed.engine.executors.worker_requests import RequestHandler, check_answer, describe_error
 from polyfed.engine.wire import decode, encode
 from polyfed.errors import ConfigError, MissingPackage, RunError
-from polyfed.places import temporary_folder
 from polyfed.signals import TERMINATION_SIGNALS
 from polyfed.version import __version__
 
@@ -230,7 +229,8 @@ def ray_session(workers: int) -> Iterator[None]:
             beside = (
                 None if len(tempfile.gettempdir()) <= _SHORT else "/tmp"
             )  # names of Ray's sockets may not be longer
-            folder = stack.enter_context(temporary_folder("polyfed-ray", beside)) / "r"
+            made = tempfile.TemporaryDirectory(prefix="polyfed-ray-", dir=beside, ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(made)) / "r"
             settings = {"address": "local", "num_cpus": workers, "num_gpus": 0, "include_dashboard": False}
             settings["_temp_dir"] = str(folder)  # Ray opens it to all, and nothing above it
         else:

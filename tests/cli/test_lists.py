@@ -50,7 +50,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> None:
         ("methods", "gentle Trains gently."),
         ("methods gentle", "step number 0.25 how gently"),
         ("models", "small - -"),
-        ("models small", "small: A small network."),
+        ("models small", "small - -"),
         ("datasets", "dots yes Some dots."),
         ("datasets dots", "Five of them."),
         ("recipe method.gentle.step", "0.25 how gently"),

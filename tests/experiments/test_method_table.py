@@ -100,7 +100,7 @@ def test_comments_are_found_where_they_stand():
         "plain": ("1", ""),
         "beside": ("0.5", "said beside it"),
         "above": ("2", "said above it, on two lines"),
-        "long": ("(1, '#')", "on two of its lines"),
+        "long": ('[1, "#"]', "on two of its lines"),
     }
 
 

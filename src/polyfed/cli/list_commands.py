@@ -57,24 +57,20 @@ def methods(
 
 
 def models(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Only this one, with its parts; or a group's networks.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one; or a group's networks.")] = None,
 ) -> None:
     """List the models and their sizes; or one of them, or the networks of a group.
 
     Numbers of parameters and widths of the representation are those on the data that a model was made for.
     """
-    from polyfed.cli.listing import of_group, of_model, of_models
+    from polyfed.cli.listing import of_models, of_some
     from polyfed.model_groups import GROUPS
     from polyfed.models import zoo
 
     if name is None:
         print_text(of_models([zoo.page(one) for one in MODELS], terminal_width()))
-    elif name in GROUPS:
-        print_text(of_group([zoo.page(one) for one in GROUPS[name]], terminal_width()))
     else:
-        print_text(of_model(zoo.page(name), terminal_width()))
+        print_text(of_some([zoo.page(one) for one in GROUPS.get(name, [name])], terminal_width()))
 
 
 def datasets(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from polyfed.data.sources import Source
     from polyfed.experiments.reference import Key, Section
 
-__all__ = ["of_dataset", "of_datasets", "of_group", "of_method", "of_methods", "of_model", "of_models", "of_section"]
+__all__ = ["of_dataset", "of_datasets", "of_method", "of_methods", "of_models", "of_section", "of_some"]
 
 _INDENT = "  "
 
@@ -39,8 +39,8 @@ def of_models(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     return "\n".join(lines)
 
 
-def of_group(rows: Sequence[Mapping[str, Any]], width: int) -> str:
-    """The networks of a group, as `polyfed.models.zoo.page` describes them: client k gets the (k mod A)th."""
+def of_some(rows: Sequence[Mapping[str, Any]], width: int) -> str:
+    """A network, or those of a group, as `polyfed.models.zoo.page` describes them: client k gets the (k mod A)th."""
     return "\n".join([_rendered(_sizes(rows), width), "", _input(rows[0]["in_shape"], rows[0]["classes"])])
 
 
@@ -59,17 +59,6 @@ def _input(in_shape: Sequence[int] | None, classes: int | None) -> str:
         return "sizes are not known"
     what = {1: f"{in_shape[0]} numbers", 3: "images of " + " x ".join(map(str, in_shape))}.get(len(in_shape), "inputs")
     return f"sizes with {what} and {classes} classes"
-
-
-def of_model(row: Mapping[str, Any], width: int) -> str:
-    """The page of one model, as `polyfed.models.zoo.page` describes it."""
-    facts = {"paper": row["paper"] or "your own"}
-    if row["parts"]:
-        parts = ", ".join(f"{part} {count:,}" for part, count in row["parts"].items())
-        facts |= {"data": _input(row["in_shape"], row["classes"]), "parameters": f"{row['parameters']:,} ({parts})"}
-        facts["features"] = f"{row['feature_dim']:,}, which enter the head"
-    use = f'In a recipe: [models] architectures = ["{row["name"]}", ...]'
-    return "\n".join([*_facts(row["name"], row["about"], facts, width), *textwrap.wrap(use, width)])
 
 
 def of_dataset(source: Source, width: int) -> str:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from polyfed.errors import ConfigError, PolyfedError, kind_and_line
 from polyfed.models import third_party
 from polyfed.models.networks import HOMES, Home
-from polyfed.models.split import PARTS, HiddenHead, Part, SequentialSplit, SplitModel, check_plain, with_projection
+from polyfed.models.split import HiddenHead, SequentialSplit, SplitModel, check_plain, with_projection
 from polyfed.registry import MODELS, import_object
 
 
@@ -97,8 +97,7 @@ def _with_hidden_layers(model: SplitModel, hidden: str) -> SplitModel:
 
 
 def page(name: str) -> dict[str, Any]:
-    """Describe one model: name, in_shape, classes, parameters and feature_dim on its home data, paper, about and parts
-    (part -> parameters).
+    """Describe one model: name, in_shape, classes, parameters and feature_dim on its home data, paper.
 
     Counted on a network built `without_memory`. A network of timm or torchvision is at home on images of 3 x 32 x
     32, a model of your own nowhere: its counts are None.
@@ -108,19 +107,17 @@ def page(name: str) -> dict[str, Any]:
     """
     plain = name.partition("#")[0]
     is_of_others = third_party.builder_for(plain) is not None
-    about = "" if is_of_others else " ".join((MODELS[plain].__doc__ or "").replace("`", "").split())
     home = Home((3, 32, 32), 10, plain.partition(":")[0]) if is_of_others else HOMES.get(plain)
     row: dict[str, Any] = {"name": name, **dict.fromkeys(("in_shape", "classes", "parameters", "feature_dim"))}
-    row |= {"paper": "", "about": about, "parts": {}}
+    row["paper"] = ""
     if home is None:
+        assert MODELS[plain] is not None  # an unknown name is an error
         return row
     with without_memory():
         model = build(name, home.in_shape, home.classes)
-    parts: dict[Part, int] = dict.fromkeys(PARTS, 0)
-    for tensor_name, parameter in model.named_parameters():
-        parts[model.part_of(tensor_name)] += parameter.numel()
-    row |= {"in_shape": home.in_shape, "classes": home.classes, "paper": home.paper, "parts": parts}
-    return row | {"parameters": sum(parts.values()), "feature_dim": model.feature_dim}
+    row |= {"in_shape": home.in_shape, "classes": home.classes, "paper": home.paper}
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return row | {"parameters": parameters, "feature_dim": model.feature_dim}
 
 
 @contextlib.contextmanager

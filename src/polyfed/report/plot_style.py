@@ -1,8 +1,8 @@
 """How every figure looks: title and caption above, legend below, one width, one set of lines and shades.
 
 Figures are `WIDTH` inches wide with text of 8 points and more, which still reads in a column of 3.4 inches; tables and
-maps of many cells are wider. Nothing is shown by color alone: lines differ in marker and dash, and `SHADES` darkens
-steadily. Figures are objects of their own; pyplot and the user's matplotlib settings are not touched.
+maps of many cells are wider. Nothing is shown by color alone: lines differ in marker and dash. Figures are objects of
+their own; pyplot and the user's matplotlib settings are not touched.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ def read_comparison(folder: Path) -> Iterator[tuple[str, Measurement]]:
     versions = ", ".join(f"{name} {first.result.versions[name]}" for name in VERSIONS if name in first.result.versions)
     for section in compare_runs(runs).sections:
         about = [section.caption, f"Run on {made['date']} with {versions}."]
-        if first.recipe.architectures:
-            about.insert(1, f"Models: {', '.join(first.recipe.architectures)}.")
+        if networks := first.recipe.models.get("architectures"):
+            about.insert(1, f"Models: {', '.join(networks)}.")
         (_, main), *more = sub_tables(section)
         tables = [_to_table("", main), *(_to_table(f"{markdown_text(title)}:", columns) for title, columns in more)]
         yield (

@@ -20,15 +20,10 @@ class RunSection(Record):
     overrides: list[Text] = Field([], description="what `--set` changed: `training.rounds=5`")
     label: IfPresent[Text] = Field(None, description="the variant's name")
     control: IfPresent[Text] = Field(None, description="what the run is a control for: pooled, own-...")
-    client_names: list[Text] = Field([], description="what the clients are called, in the order of their numbers")
 
 
 class _Training(Record):
     rounds: IfPresent[Count] = None
-
-
-class _Models(Record):
-    architectures: IfPresent[list[Text]] = None
 
 
 class _Method(Record):
@@ -38,7 +33,7 @@ class _Method(Record):
     personalize: IfPresent[Text] = None
 
 
-_TYPED_SECTIONS: dict[str, type[Record]] = {"training": _Training, "models": _Models, "method": _Method}
+_TYPED_SECTIONS: dict[str, type[Record]] = {"training": _Training, "method": _Method}
 
 
 class StoredRecipe(Record):
@@ -78,19 +73,9 @@ class StoredRecipe(Record):
         return asked
 
     @property
-    def architectures(self) -> tuple[str, ...]:
-        """Of the clients' networks."""
-        return tuple(self.models.get("architectures", ()))
-
-    @property
     def is_empty(self) -> bool:
         """Whether there is no recipe, or nothing in it that is known."""
         return not self.model_fields_set
-
-    def section(self, name: str) -> Section:
-        """The settings of a section but ``[run]``."""
-        found: Section = getattr(self, name)
-        return found
 
 
 # models/index.json ------------------------------------------------------------------------------------------------

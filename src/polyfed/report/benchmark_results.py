@@ -193,7 +193,7 @@ def rows_of(
 
 def _hyperparameters(run: RunRecord, recipe: Mapping[str, Any]) -> dict[str, Any]:
     own = {key: value for key, value in run.recipe.method.items() if key != "name"}
-    training = run.recipe.section("training")
+    training = run.recipe.training
     common = recipe["training"]
     return own | {f"training.{key}": value for key, value in training.items() if common.get(key) != value}
 

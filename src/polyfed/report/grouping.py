@@ -188,7 +188,7 @@ def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Where methods were trained or built differently, so that nobody takes the rows for alike in all else."""
     recipes = {name: runs[0].recipe for name, runs in rows.items() if not runs[0].recipe.is_empty}
     for section in EXPERIMENT:
-        settings = {name: recipe.section(section) for name, recipe in recipes.items()}
+        settings = {name: getattr(recipe, section) for name, recipe in recipes.items()}
         for key in dict.fromkeys(key for found in settings.values() for key in found if key != "rounds"):
             values: dict[str, list[str]] = {}
             for name, found in settings.items():

@@ -143,7 +143,7 @@ class RunRecord:
             hyperparameters or {key: value for key, value in self.recipe.method.items() if key != "name"}
         )
         for section in EXPERIMENT:
-            for key, value in self.recipe.section(section).items():
+            for key, value in getattr(self.recipe, section).items():
                 if key != "rounds":  # a different number of rounds makes a different table
                     found.setdefault(key, value)
         if self.control == "alone":

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from polyfed.cli.output import print_text, terminal_width
-from polyfed.errors import ConfigError
-from polyfed.registry import METHODS, MODELS, suggest
+from polyfed.registry import METHODS, MODELS
 
 
 def recipe(
@@ -73,20 +72,12 @@ def models(
         print_text(of_some([zoo.page(one) for one in GROUPS.get(name, [name])], terminal_width()))
 
 
-def datasets(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one, with its whole page.")] = None,
-) -> None:
-    """List the data sets, and which are here; or one of them.
+def datasets() -> None:
+    """List the data sets, and which are here.
 
     Files are looked for below POLYFED_DATA.
     """
-    from polyfed.cli.listing import of_dataset, of_datasets
+    from polyfed.cli.listing import of_datasets
     from polyfed.data.datasets import known_sources
 
-    sources = {one.name: one for one in known_sources()}
-    if name is None:
-        print_text(of_datasets(sources.values(), terminal_width()))
-    elif name in sources:
-        print_text(of_dataset(sources[name], terminal_width()))
-    else:
-        raise ConfigError(f"unknown dataset '{name}'{suggest(name, sources)}")
+    print_text(of_datasets(known_sources(), terminal_width()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from polyfed.data.sources import Source
     from polyfed.experiments.reference import Key, Section
 
-__all__ = ["of_dataset", "of_datasets", "of_method", "of_methods", "of_models", "of_section", "of_some"]
+__all__ = ["of_datasets", "of_method", "of_methods", "of_models", "of_section", "of_some"]
 
 _INDENT = "  "
 
@@ -61,23 +61,6 @@ def _input(in_shape: Sequence[int] | None, classes: int | None) -> str:
     return f"sizes with {what} and {classes} classes"
 
 
-def of_dataset(source: Source, width: int) -> str:
-    """The page of one data set."""
-    here = {True: "yes", False: "no", None: "as its name says"}[source.is_here()]
-    lines = list(_facts(source.name, source.about, {"here": here}, width))
-    for paragraph in filter(None, source.text.split("\n\n")):
-        lines += [*textwrap.wrap(" ".join(paragraph.split()), width), ""]
-    return "\n".join([*lines, *textwrap.wrap(f'In a recipe: [data] dataset = "{source.name}"', width)])
-
-
-def _facts(name: str, about: str, facts: Mapping[str, str], width: int) -> Iterator[str]:
-    """What something is, and a line for each fact of it."""
-    yield from textwrap.wrap(f"{name}: {about}", width)
-    for head, value in facts.items():
-        yield from textwrap.wrap(f"{head:<10}  {value}", width, initial_indent=_INDENT, subsequent_indent=" " * 14)
-    yield ""
-
-
 def of_datasets(sources: Iterable[Source], width: int) -> str:
     """One row per data set: name, whether its files are here, and what it is."""
     table = _table([("data set", "left"), ("here", "left"), ("what it is", "left")])
@@ -107,7 +90,11 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
         "stage": row["scored"],
         "needs": ", ".join(row["needs"]) or "nothing",
     }
-    lines = list(_facts(row["name"], row["summary"], {name: fact for name, fact in facts.items() if fact}, width))
+    lines = textwrap.wrap(f"{row['name']}: {row['summary']}", width)
+    for name, fact in facts.items():
+        told = textwrap.wrap(f"{name:<10}  {fact}", width, initial_indent=_INDENT, subsequent_indent=" " * 14)
+        lines += told if fact else []
+    lines.append("")
     if row["hyperparameters"]:
         lines += [_rendered(_keys(row["hyperparameters"], "hyperparameter"), width), ""]
     for text in filter(None, (row["text"], row["deviations"])):

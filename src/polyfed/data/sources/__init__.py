@@ -31,7 +31,7 @@ class Source:
 
     Args:
         name: "digits"; or "csv:PATH", which stands for all names that begin with "csv:".
-        read: (how) -> the data set. Its documentation is shown by `polyfed datasets`.
+        read: (how) -> the data set. The first paragraph of its documentation is shown by `polyfed datasets`.
         files: it lies below ``data.root``. by_client: each client has its own, so that it is partitioned likewise.
         package: the package that it comes in.
     """
@@ -47,12 +47,6 @@ class Source:
         """What it is, in a line."""
         first, _, _ = inspect.cleandoc(self.read.__doc__ or "").partition("\n\n")
         return " ".join(first.replace("`", "").split())
-
-    @property
-    def text(self) -> str:
-        """All else that is to be known."""
-        _, _, rest = inspect.cleandoc(self.read.__doc__ or "").partition("\n\n")
-        return rest.replace("`", "").strip()
 
     def is_here(self) -> bool | None:
         """Whether it can be read on this machine; None: its name says where it is."""

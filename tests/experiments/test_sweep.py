@@ -16,8 +16,7 @@ from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.experiments.sweep import parse, sweep
 from polyfed.records.schema import RoundRecord, RunResult
-from polyfed.report.run_lines import to_frame
-from polyfed.report.run_records import RunRecord
+from polyfed.report.run_records import RunRecord, to_frame
 from polyfed.report.sweeps import SweepCell, build_table, to_csv, to_text
 from tests.helpers.refusals import refusal
 from tests.helpers.small_recipe import small_recipe

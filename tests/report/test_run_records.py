@@ -10,8 +10,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.records.read import seal
 from polyfed.records.schema import RoundRecord
-from polyfed.report.run_lines import to_frame
-from polyfed.report.run_records import load_runs
+from polyfed.report.run_records import load_runs, to_frame
 from tests.helpers.refusals import refusal
 
 

@@ -39,9 +39,6 @@ Executor = Annotated[
     str | None,
     typer.Option(metavar="NAME", help=f"Who does the clients' work: {', '.join(EXECUTORS)} [the recipe's]."),
 ]
-TargetAccuracy = Annotated[
-    str | None, typer.Option(metavar="SHARE", help="Also what it took to reach an accuracy: 0.6 or '60 %'.")
-]
 Loggers = Annotated[
     list[str] | None,
     typer.Option(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.options import ModelStage, OwnDevice, TargetAccuracy, Trust, parse_names
+from polyfed.cli.options import ModelStage, OwnDevice, Trust, parse_names
 from polyfed.cli.output import all_problems_listed, print_files, print_stderr, print_text, terminal_width
 from polyfed.escaping import client_text
 
@@ -25,7 +25,9 @@ def report(
     methods: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Only these rows, by the names that tables show [all].")
     ] = None,
-    target: TargetAccuracy = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="Also what it took to reach an accuracy: 0.6 or '60 %'.")
+    ] = None,
 ) -> None:
     """Table, curves and a page of finished runs.
 

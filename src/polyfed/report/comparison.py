@@ -354,5 +354,6 @@ def _about_published(group: Group, published: pd.DataFrame) -> Iterator[str]:
             yield "scaled down: not the paper's experiment at its size, so that no difference is marked"
         if (published["mark"] == paper_results.OTHER_SETTINGS).any():
             yield "other settings: not the paper's experiment, as --set has changed it, so that no difference is marked"
-    if places := paper_results.missing_settings(first):
+    known = {entry.place for entry in paper_results.numbers_for(first)}
+    if places := [place for place in first.recipe.run.paper_tables if place not in known]:
         yield f"{', '.join(places)} has no column for these data and settings, so that nothing stands beside"

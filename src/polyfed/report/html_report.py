@@ -29,7 +29,7 @@ from polyfed.report.comparison_tables import (
 from polyfed.report.figures import draw
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import save
-from polyfed.report.run_lines import LOST
+from polyfed.report.run_records import LOST
 from polyfed.report.text_tables import Column, details, html_list, html_table, image, preformatted
 from polyfed.version import __version__
 

@@ -55,12 +55,6 @@ def numbers_for(run: RunRecord) -> list[PaperNumber]:
     return [one for one in known if one.dataset in (data.get("dataset"), "") and _is_set(one.setting, data)]
 
 
-def missing_settings(run: RunRecord) -> list[str]:
-    """The tables that the run names, in which there is no column for its data and settings."""
-    found = {entry.place for entry in numbers_for(run)}
-    return [place for place in run.recipe.run.paper_tables if place not in found]
-
-
 def _is_set(setting: str, data: Mapping[str, Any]) -> bool:
     """Whether "num_clients=10, classes_per_client=2" is what the recipe's data say; true of no setting at all."""
     asked = [part.partition("=") for part in setting.split(",") if part.strip()]

@@ -9,7 +9,7 @@ Parts, in this order; what is in the file already is not measured again, so that
                 the CPU: `difference` is the largest one between the weights and states that come of it, as a share of
                 the largest entry (`agrees`: at most 0.001, with TF32 off)
     steps       clients with random 3 x 32 x 32 images train alone (method local): seconds per round (medians; the first
-                round does not count) and client steps per second, for each of LEVERS
+                round does not count) and client steps per second, for each of EXECUTORS
     table3      FedGH's Table 3 at its full size on CIFAR-10: FedGH, as many of its 3,000 epochs as fit; it goes on from
                 the run folder beside the file
 """
@@ -36,7 +36,6 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.settings import Training
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.executors import recorded_step
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
 from polyfed.errors import PolyfedError, RunInterrupted
@@ -54,11 +53,6 @@ SHAPE, CLASSES = (3, 32, 32), 10
 EXECUTORS = ("serial", "vectorized")
 CLOSE = 1e-3  # of the largest entry
 PARTS = ("methods", "steps", "table3")
-LEVERS = {  # what is timed: how clients' steps are taken, and whether a GPU replays what was recorded of them
-    "one by one": ("serial", False),
-    "stacked": ("vectorized", False),
-    "recorded": ("vectorized", True),
-}
 MOST_ALONE = 20  # clients who train one after the other; more take as long for each
 TABLE3 = ["fedgh-cnn1", "fedgh-cnn2", "fedgh-cnn3", "fedgh-cnn4", "fedgh-cnn5"]
 
@@ -170,15 +164,15 @@ def network(name: str) -> nn.Module:
 def time_steps(sitting: Sitting, asked: argparse.Namespace) -> None:
     """Rounds of clients of one network, and of two clients of each network of Table 3."""
     for names, count, batch in [*asked.jobs, (TABLE3, 2 * len(TABLE3), 64)]:
-        for lever in LEVERS:
-            if lever == "one by one" and count > MOST_ALONE:
+        for executor in EXECUTORS:
+            if executor == "serial" and count > MOST_ALONE:
                 continue
-            key = {"models": names, "clients": count, "batch_size": batch, "lever": lever}
-            sitting.take("steps", key, timing(asked, names, count, batch, lever), needs=20)
+            key = {"models": names, "clients": count, "batch_size": batch, "executor": executor}
+            sitting.take("steps", key, timing(asked, names, count, batch, executor), needs=20)
 
 
 def timing(
-    asked: argparse.Namespace, names: Sequence[str], count: int, batch: int, lever: str
+    asked: argparse.Namespace, names: Sequence[str], count: int, batch: int, executor: str
 ) -> Callable[[], dict[str, Any]]:
     """What measures seconds, steps and memory of rounds."""
 
@@ -186,7 +180,6 @@ def timing(
         on_cuda = torch.device(asked.device).type == "cuda" and torch.backends.cuda.is_built()
         if on_cuda:
             torch.cuda.reset_peak_memory_stats(asked.device)
-        executor, records = LEVERS[lever]
         workers = count if executor == "vectorized" else None
         federation = Federation(
             [Client(names[k % len(names)], images(asked.samples, k)) for k in range(count)],
@@ -196,10 +189,9 @@ def timing(
             executor=Execution(executor=executor, device=asked.device, workers=workers),
             builders={name: lambda name=name: network(name) for name in names},
         )
-        with recording(records):
-            began = time.monotonic()
-            federation.run()
-            whole = time.monotonic() - began
+        began = time.monotonic()
+        federation.run()
+        whole = time.monotonic() - began
         seconds = median(record["seconds"] for record in federation.history[1:])
         steps = count * -(-asked.samples // batch)
         peak = torch.cuda.max_memory_allocated(asked.device) if on_cuda else None
@@ -211,17 +203,6 @@ def timing(
         }
 
     return measure
-
-
-@contextlib.contextmanager
-def recording(is_on: bool) -> Iterator[None]:
-    """Within the block steps are recorded or not."""
-    before = recorded_step.RECORDS
-    recorded_step.RECORDS = is_on
-    try:
-        yield
-    finally:
-        recorded_step.RECORDS = before
 
 
 def images(count: int, seed: int) -> LabeledSamples:

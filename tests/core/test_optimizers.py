@@ -64,7 +64,7 @@ def test_the_first_rows_go_on_in_the_same_memory_however_it_lies(optimizer: str)
     def moved(parameter: Tensor) -> Tensor:
         """Two steps, the second of two rows."""
         whole = Optimizer([parameter], training, 0.1)
-        whole.clear()
+        whole.begin()
         whole.step([first])
         whole.first(2).step([second[:2]])
         return parameter

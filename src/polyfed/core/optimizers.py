@@ -26,10 +26,10 @@ class Optimizer:
 
     Args:
         parameters: what moves, in place. training: which optimizer, momentum, weight decay.
-        rate: the learning rate of the next step; a 0-d tensor on a GPU, where a recorded step is to look it up.
+        rate: the learning rate of the next step.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], training: Training, rate: float | Tensor) -> None:
+    def __init__(self, parameters: Sequence[Tensor], training: Training, rate: float) -> None:
         self._parameters = [parameter.detach() for parameter in parameters]  # the same memory
         self._training, self.rate = training, rate
         self._kept: list[dict[str, Tensor]] = [{} for _ in parameters]
@@ -61,19 +61,13 @@ class Optimizer:
                     copied = tensor.to(parameter.device, copy=True)
                     kept[what] = _laid_like(parameter, copied) if copied.dim() else copied
 
-    def clear(self) -> None:
-        """Remember zeros, always in the same memory, which gives the numbers of an empty memory."""
+    def begin(self) -> None:
+        """Remember zeros, which gives the numbers of an empty memory; `first` then shares them."""
         for parameter, kept in zip(self._parameters, self._kept, strict=True):
-            if self._training.optimizer != "sgd" and not kept:
+            if self._training.optimizer != "sgd":
                 kept |= _zeros(parameter)
-            elif self._training.momentum and not kept:
+            elif self._training.momentum:
                 kept["momentum"] = torch.zeros_like(parameter)
-        if memory := self.tensors():
-            torch._foreach_zero_(memory)
-
-    def tensors(self) -> list[Tensor]:
-        """All that is remembered; not copies."""
-        return [t for kept in self._kept for t in kept.values()]
 
     def first(self, count: int) -> Optimizer:
         """The same for the first rows of all parameters, in the same memory."""
@@ -92,7 +86,7 @@ class Optimizer:
                 fused=True,
                 weight_decay=self._training.weight_decay,
                 momentum=momentum,
-                lr=self.rate,  # type: ignore[arg-type]
+                lr=self.rate,
                 dampening=0.0,
                 nesterov=False,
                 maximize=False,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -88,12 +87,11 @@ class PhaseData:
             drawn = [[self._augment.draw(len(rows), shape, p.noise) for rows in p.batches] for p in progresses]
             self.tensors["drawn"] = _laid_out(drawn, 0).to(device)
 
-    def planned(self, name: str, rows: slice | Tensor, step: int | Tensor) -> Tensor:
-        """What is planned for a step of some of the clients, (K, ...). step: in a recorded one a tensor (1,)."""
-        every = self.tensors[name]
-        return (every[step] if isinstance(step, int) else every.index_select(0, step).squeeze(0))[rows]
+    def planned(self, name: str, rows: slice | Tensor, step: int) -> Tensor:
+        """What is planned for a step of some of the clients, (K, ...)."""
+        return self.tensors[name][step][rows]
 
-    def batch(self, rows: slice | Tensor, step: int | Tensor, width: int) -> Batch:
+    def batch(self, rows: slice | Tensor, step: int, width: int) -> Batch:
         """A step's batch of some of the clients: x (K, B, ...) as the network takes it, y, w and rows (K, B)."""
         where, y, w, own = (
             self.planned(name, rows, step)[:, :width] for name in ("where", "labels", "weights", "rows")
@@ -110,46 +108,26 @@ def _laid_out(batches: Sequence[Sequence[Tensor]], fill: int) -> Tensor:
     return pad_sequence(list(whole.split([len(own) for own in batches])), padding_value=fill)
 
 
-def with_room(tensor: Tensor) -> Tensor:
-    """(N', ...): the tensor with room for some more rows, so that cohorts of almost as many have one shape."""
-    grain = 1 << max(0, len(tensor).bit_length() - 3)
-    room = -(-len(tensor) // grain) * grain
-    return torch.cat([tensor, tensor.new_zeros(room - len(tensor), *tensor.shape[1:])])
-
-
 class StackState:
     """What the steps of a phase read and write.
 
     Args:
-        values: by kind and name: "tensor" and "mask", (K, ...); others that are only read, "data" and "context".
-        trained: names of the tensors that move. training: how. rate: the learning rate.
-        is_recorded: steps may be recorded, and look the rate up.
+        tensors: by name, (K, ...). masks: of some of them, likewise. trained: names of those that move.
+        training: how. rate: the learning rate.
 
     Attributes:
         sums: over the steps, (K, ...), by kind ("loss" over all rows, "sums" and "raw") and name.
-        number: (1,), which step it is, for a recorded one. graphs: the recorded ones, by kind.
     """
 
     def __init__(
-        self,
-        values: Mapping[str, Tensors],
-        trained: Sequence[str],
-        training: Training,
-        rate: float,
-        is_recorded: bool,
+        self, tensors: Tensors, masks: Tensors, trained: Sequence[str], training: Training, rate: float
     ) -> None:
-        self.values, self.trained = values, trained
-        self.tensors = {n: t.detach().requires_grad_(n in trained) for n, t in values["tensor"].items()}
-        self.masks = values["mask"]
+        self.tensors = {n: t.detach().requires_grad_(n in trained) for n, t in tensors.items()}
+        self.masks, self.trained = masks, trained
         self.sums: dict[tuple[str, str], Tensor] = {}
-        some = next(iter(self.tensors.values()))
-        self._count = len(some)
-        self.number = torch.zeros(1, dtype=torch.int64, device=some.device)
-        self.rate = torch.tensor(rate, device=some.device)
-        moving = [self.tensors[name] for name in trained]
-        self.optimizer = Optimizer(moving, training, self.rate if is_recorded else rate)
-        self.optimizer.clear()
-        self.graphs: dict[Hashable, Any] = {}
+        self._count = len(next(iter(self.tensors.values())))
+        self.optimizer = Optimizer([self.tensors[name] for name in trained], training, rate)
+        self.optimizer.begin()
         self._first: dict[int, StackState] = {}
 
     def first(self, count: int) -> StackState:
@@ -179,13 +157,3 @@ class StackState:
                 if key not in self.sums:
                     self.sums[key] = value.new_zeros(self._count, *value.shape[1:])
                 self.sums[key][rows] += value
-
-    def clear(self) -> None:
-        """Nothing is summed, and the optimizer remembers nothing, in the same memory."""
-        self.optimizer.clear()
-        for total in self.sums.values():
-            total.zero_()
-
-    def written(self) -> list[Tensor]:
-        """All that steps write into: tensors, what the optimizer remembers, sums."""
-        return [*self.tensors.values(), *self.optimizer.tensors(), *self.sums.values()]

@@ -22,8 +22,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import get_group
 from polyfed.core.method import Batch, Context, Method, NotVectorizable, Phase, StepResult, TrainingResult
 from polyfed.core.modules import trainable_parameters
-from polyfed.engine.executors.recorded_step import Recordings
-from polyfed.engine.executors.stack_data import ClientProgress, PhaseData, StackState, with_room
+from polyfed.engine.executors.stack_data import ClientProgress, PhaseData, StackState
 from polyfed.engine.executors.stack_trial import padding_changes_nothing
 from polyfed.engine.executors.stacked_loss import StackedContext, StackedLoss, Tensors, structure
 from polyfed.engine.local_training import train_only
@@ -36,8 +35,8 @@ class StackedClients:
     Args:
         clients: K, whose `loss_context` have one `structure`. tensors: their networks', (K, ...) by name, trained in
             place. loss: of the method. template: the network; what it holds means nothing.
-        label: the network and the exchange, for what is known of them: recordings of their steps; and `fills`, whether
-            rows of weight 0 change nothing, by phase and entries of the context.
+        label: the network and the exchange. fills: what is known of them, whether rows of weight 0 change nothing, by
+            phase and entries of the context.
     """
 
     def __init__(
@@ -47,12 +46,10 @@ class StackedClients:
         loss: StackedLoss,
         template: nn.Module,
         label: Hashable,
-        recordings: Recordings,
         fills: dict[Hashable, bool],
     ) -> None:
         self.tensors, self.template, self.label = tensors, template.train(), label
-        self.recordings, self.fills = recordings, fills
-        self.loss = loss
+        self.loss, self.fills = loss, fills
         self.device = next(iter(tensors.values())).device
         self.progresses = [ClientProgress(client, place) for place, client in enumerate(clients)]
         self.linear = {f"{name}.weight" for name, each in template.named_modules() if isinstance(each, nn.Linear)}
@@ -119,18 +116,9 @@ class StackedPhase:
         tensors = {name: t[self._order] for name, t in stack.tensors.items()}
         # linear layers' weights are laid as their gradients come out of the vectorized product
         tensors |= {name: t.mT.contiguous().mT for name, t in tensors.items() if name in stack.linear}
-        values = {"tensor": tensors, "mask": self._masks(phase.mask, names)}
-        self._is_recorded = stack.recordings.worthwhile(stack.label, stack.template)
-        if self._is_recorded:
-            values["data"] = {name: with_room(t) for name, t in self._data.tensors.items()}
-            values["context"] = {str(place): t.clone() for place, t in enumerate(self._static.tensors)}
         client = self._progresses[0].client
         rate = phase.rate(client.training, client.round)
-        self._state = StackState(values, names, client.training, rate, self._is_recorded)
-        if self._is_recorded:
-            self._state = stack.recordings.state(stack.label, number, self._state)
-            self._data.tensors = self._state.values["data"]
-            self._static = self._static.holding(list(self._state.values["context"].values()))
+        self._state = StackState(tensors, self._masks(phase.mask, names), names, client.training, rate)
 
     def _masks(self, group: str | None, names: Sequence[str]) -> Tensors:
         """Everybody's masks of the parameters `names`, (K, ...); a client without a mask moves all of its tensor."""
@@ -156,8 +144,6 @@ class StackedPhase:
                 before = going
             inputs = self._inputs(step, going)
             groups = self._groups(step, sizes, inputs)
-            if len(groups) == 1 and self._replayed(step, sizes, inputs):
-                continue
             parts = []
             for places in groups:
                 rows = slice(going) if len(groups) == 1 else torch.tensor(places).to(self._stack.device)
@@ -202,9 +188,7 @@ class StackedPhase:
         counted = [sizes[place] for place in pair]
         return padding_changes_nothing(self._stack.loss, self._stack.template, tensors, batch, counted, contexts)
 
-    def _take(
-        self, step: int | Tensor, going: int, parts: Sequence[tuple[slice | Tensor, int, StackedContext]]
-    ) -> None:
+    def _take(self, step: int, going: int, parts: Sequence[tuple[slice | Tensor, int, StackedContext]]) -> None:
         """A step of the first `going` clients. parts: which of them, the width of their batches, their contexts."""
         state = self._state.first(going)
         found = []
@@ -233,31 +217,6 @@ class StackedPhase:
             if not t.requires_grad:
                 t[rows] = own[name]
         return found
-
-    def _replayed(self, step: int, sizes: Sequence[int], inputs: Sequence[Context]) -> bool:
-        """Take a step of all who go on by its graph, if there is one.
-
-        It is the graph of as many clients as there were, or of half as many: who is through is computed with the others
-        for nothing.
-        """
-        stack, state = self._stack, self._state
-        if not self._is_recorded or stack.label in stack.recordings.refused:
-            return False
-        going = len(inputs)
-        count = len(self._progresses)
-        while count >= 2 * going:
-            count //= 2
-        width = self._data.width if self._fills else sizes[0]
-        rows = slice(count)
-        static = self._static.some(rows)
-        context = static.with_inputs([*inputs, *[inputs[-1]] * (count - going)])
-        key = (count, width, tuple(context.axes), structure(self._contexts[0]), structure(inputs[0]))
-
-        def take(drawn: Sequence[Tensor]) -> None:
-            self._take(state.number, count, [(rows, width, context.holding([*static.tensors, *drawn]))])
-
-        drawn = context.tensors[len(static.tensors) :]
-        return stack.recordings.replay(stack.label, state, key, step, drawn, take, (stack.loss, context, self._data))
 
     def _leave(self, going: int, before: int) -> None:
         """Write the tensors and sums of those who are through to the stack's."""

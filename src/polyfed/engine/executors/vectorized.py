@@ -15,7 +15,6 @@ from polyfed.core.randomness import derive_seed, keep_global_rng, seed_global_rn
 from polyfed.engine.executors.client_work import ClientWork, run_job
 from polyfed.engine.executors.executor import Done, Executor, ExecutorSetup
 from polyfed.engine.executors.jobs import JobResult, TrainJob
-from polyfed.engine.executors.recorded_step import Recordings
 from polyfed.engine.executors.stacked_loss import StackedLoss, Tensors, own_tensors, structure, without_values
 from polyfed.engine.executors.stacked_training import StackedClients, loss_context
 from polyfed.engine.local_training import contexts_on
@@ -24,14 +23,13 @@ from polyfed.functional.device_copies import copy_once
 from polyfed.functional.modes import dropout_layers, train_mode
 
 SIZE = 32  # clients in a stack by default; their weights, gradients and activations are in memory at the same time
-WORTH = 4  # clients in a stack on a GPU, at least, where its step is launched: longer than that of a single client
+WORTH = 4  # clients in a stack on a GPU, at least: its step takes longer than that of a single client
 
 
 class VectorizedExecutor(Executor):
     """Stacks of clients of one architecture and variant, as far as the method lets one.
 
-    A stack has `workers` clients, at most; one of fewer than 4 is not worth it on a GPU where its steps cannot be
-    recorded, unless the size is smaller.
+    A stack has `workers` clients, at most; one of fewer than 4 is not worth it on a GPU, unless the size is smaller.
     """
 
     in_process = True
@@ -44,7 +42,6 @@ class VectorizedExecutor(Executor):
         self._said: set[str] = set()
         self._prepares: list[object] = []
         self._refused: dict[Hashable, str] = {}  # why clients train one after the other
-        self._recordings = Recordings()
         self._losses: dict[Hashable, StackedLoss] = {}  # by label, as copying a network takes a while
         self._fills: dict[Hashable, bool] = {}  # see `StackedClients`
 
@@ -88,30 +85,23 @@ class VectorizedExecutor(Executor):
         reason = self._refused.get(label) or self.setup.method.trains_alone
         if first.client.privacy.max_grad_norm:
             reason = "gradients are bounded row by row"
-        if not reason and len(jobs) >= self._least(first):
+        if not reason and len(jobs) >= self._least():
             try:
                 return self._stacked(jobs)
             except NotVectorizable as error:
                 reason = self._refused[label] = str(error)
             except torch.OutOfMemoryError as error:
-                if not self._recordings.forget(label):
-                    raise RunError(
-                        f"{first.client.title} ({first.client.architecture}), round {first.round}, training: the "
-                        f"device's memory ran out with {len(jobs)} clients as one; set run.workers below {len(jobs)}"
-                    ) from error
-                torch.cuda.empty_cache()
-                return self._results(jobs)
+                raise RunError(
+                    f"{first.client.title} ({first.client.architecture}), round {first.round}, training: the device's "
+                    f"memory ran out with {len(jobs)} clients as one; set run.workers below {len(jobs)}"
+                ) from error
         if reason:
             self._say_once(f"clients train one after the other; {first.client.architecture}: {reason}")
         return map(self._alone, jobs)
 
-    def _least(self, job: TrainJob) -> int:
-        """How many clients of this kind are worth a stack, at least."""
-        model_factory = self.setup.model_factory
-        if model_factory.device.type == "cpu":
-            return 2
-        network = model_factory.module(job.client.architecture, job.variant)
-        return 1 if self._recordings.worthwhile(self._label(job), network) else min(WORTH, self._size)
+    def _least(self) -> int:
+        """How many clients are worth a stack, at least."""
+        return 2 if self.setup.model_factory.device.type == "cpu" else min(WORTH, self._size)
 
     def _alone(self, job: TrainJob) -> JobResult:
         return run_job(job, self.setup.method, self.setup.model_factory, self.setup.store)
@@ -132,7 +122,7 @@ class VectorizedExecutor(Executor):
             groups.setdefault(structure(loss_context(work.client, phases)), []).append(place)
         found: dict[int, JobResult] = {}
         for places in groups.values():
-            if len(places) >= self._least(first):
+            if len(places) >= self._least():
                 tensors = {name: torch.stack([weights[place].pop(name) for place in places]) for name in names}
                 found |= zip(places, self._trained([works[place] for place in places], tensors, phases), strict=True)
             else:
@@ -169,17 +159,14 @@ class VectorizedExecutor(Executor):
         clients = [work.client for work in works]
         numbers = [client.id for client in clients]
         seed_global_rng(derive_seed(clients[0].seed, "layers", job.exchange.name, job.round, *numbers))
-        known = (label, self._recordings, self._fills)
         try:
             if label not in self._losses:
                 self._losses[label] = StackedLoss(self.setup.method, without_values(template.train()))
-            trained = StackedClients(clients, tensors, self._losses[label], template, *known).train(phases)
+            trained = StackedClients(clients, tensors, self._losses[label], template, label, self._fills).train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
         except Exception as error:  # also one of the method's own, which shows when the client trains alone
             raise NotVectorizable(f"its training cannot be vectorized ({kind_and_line(error)})") from error
-        if reason := self._recordings.refused.get(label):
-            self._say_once(f"{architecture}: steps are launched one by one, not recorded ({reason})")
         if dropout_layers(template):
             self._say_once(f"{architecture}: dropout draws other masks for clients trained as one than for each alone")
         for place, work in enumerate(works):

@@ -41,13 +41,12 @@ from polyfed.deploy.sums import NodeSum
 from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.arguments import plugins_of
 from polyfed.engine.compatibility import check_compatibility
-from polyfed.engine.device import parse_device
+from polyfed.engine.device import parse_device, single_threaded
 from polyfed.engine.evaluation import ScoredClient, figures_of, kept_stages
 from polyfed.engine.executors.client_scores import score_batch
 from polyfed.engine.executors.client_work import has_weights, run_job
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Scores, make_job
 from polyfed.engine.model_export import at_work, model_entry, parts_of
-from polyfed.engine.pace import single_threaded
 from polyfed.engine.run_folder import RunFolder, first_difference
 from polyfed.engine.scoring import ScoreCache, score_to_json
 from polyfed.engine.weight_store import WeightStore, client_row

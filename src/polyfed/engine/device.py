@@ -1,10 +1,16 @@
-"""Where networks compute."""
+"""Where networks compute, with how many threads, and the time of processors."""
 
 from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
 
 import torch
 
 from polyfed.errors import ConfigError, first_line
+
+_of_workers = 0.0  # seconds
 
 
 def parse_device(name: str) -> torch.device:
@@ -33,3 +39,25 @@ def device_name(device: torch.device) -> str:
     """What people call a device: "NVIDIA H100 80GB HBM3"; by PyTorch's name where that is all there is to know."""
     is_cuda = device.type == "cuda" and torch.cuda.is_available()
     return torch.cuda.get_device_name(device) if is_cuda else str(device)
+
+
+def processor_seconds() -> float:
+    """Processor time that this process has used so far, all threads, and the workers whose answers it has."""
+    return time.process_time() + _of_workers
+
+
+def include_processor_seconds(seconds: float) -> None:
+    """Count what a worker has used for an answer."""
+    global _of_workers
+    _of_workers += seconds
+
+
+@contextlib.contextmanager
+def single_threaded() -> Iterator[None]:
+    """One computing thread: the same bits whatever the machine's cores, and no slow-down beside busy neighbors."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -38,12 +38,11 @@ from polyfed.engine.arguments import (
 )
 from polyfed.engine.checkpoint import Checkpointer, check_made_of
 from polyfed.engine.compatibility import check_auxiliary_model, check_compatibility
-from polyfed.engine.device import parse_device
+from polyfed.engine.device import parse_device, processor_seconds, single_threaded
 from polyfed.engine.evaluation import Evaluator, figures_of, held_out_of, select_missing, validate_metrics
 from polyfed.engine.executors.choice import make_executor
 from polyfed.engine.executors.executor import Executor, ExecutorSetup, WrappedExecutor
 from polyfed.engine.model_export import clients_with_models, export, write_models
-from polyfed.engine.pace import processor_seconds, single_threaded
 from polyfed.engine.plugin import Setup, reads_uploads
 from polyfed.engine.remarks import all_remarks
 from polyfed.engine.round import run_round, start

@@ -21,6 +21,7 @@ from polyfed.core.message import get_tensor, nbytes
 from polyfed.core.method import Exchange, Phase, TrainingResult
 from polyfed.core.randomness import keep_global_rng
 from polyfed.engine.compatibility import example_input
+from polyfed.engine.device import single_threaded
 from polyfed.engine.executors.client_scores import are_scored_together
 from polyfed.engine.executors.client_work import ClientWork, run_job
 from polyfed.engine.executors.executor import Done, Executor, ExecutorSetup
@@ -28,7 +29,6 @@ from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import phase_data, train
 from polyfed.engine.operation_counter import AllocationTracker, flops
-from polyfed.engine.pace import single_threaded
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round import play, start
 from polyfed.engine.round_state import Round, RoundTotals

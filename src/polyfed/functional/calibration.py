@@ -1,4 +1,4 @@
-"""How sure a model of classes may be: a temperature for scores that order the classes rightly and are too far apart.
+"""Scores as probabilities: a temperature for scores that are too far apart, and other shares of the classes.
 
 Shapes: N rows, C classes.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 from polyfed.functional.closed_forms import log_posterior
 
 USUAL = 0.5  # t where no rows say better
+LACKING = -1e4  # below all scores of a network; finite, so that a softmax of the others is
 _CANDIDATES = tuple(2 ** (-k / 4) for k in range(25))  # from 1 to 1/64
 
 
@@ -38,3 +39,20 @@ def fit_temperature(scores_NC: Tensor, y_N: Tensor, known_C: Tensor, prior_C: Te
         return float(loss) + math.log(t / USUAL) ** 2 / 2
 
     return min(_CANDIDATES, key=badness)
+
+
+def share_shift(own_C: Tensor, every_C: Tensor) -> Tensor:
+    """log(pi_c / q_c) for each class (C,), to be added to scores: pi_c its share in `own_C`, q_c that in `every_C`.
+
+    If scores are log p(y = c | x) where classes have the shares q, their sum with this is it, but for a constant, where
+    they have the shares pi. A class of which there is nothing in `own_C` gets `LACKING`.
+
+    Args:
+        own_C, every_C: rows of each class; what `own_C` counts, `every_C` counts, too.
+
+    >>> share_shift(torch.tensor([2, 2, 0]), torch.tensor([2, 6, 2])).exp()  # (1/2) / (1/5), (1/2) / (3/5)
+    tensor([2.5000, 0.8333, 0.0000])
+    """
+    own = own_C.double() / own_C.sum()
+    every = every_C.double() / every_C.sum()
+    return torch.where(own_C > 0, (own / every).log(), LACKING).float()

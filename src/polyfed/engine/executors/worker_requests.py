@@ -19,11 +19,11 @@ from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import keep_global_rng
 from polyfed.core.server import PublicPass
+from polyfed.engine.device import include_processor_seconds
 from polyfed.engine.executors.client_scores import score_batch
 from polyfed.engine.executors.client_work import run_job
 from polyfed.engine.executors.executor import ExecutorSetup, run_public_pass
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Job, JobResult, TrainJob, make_job, placed
-from polyfed.engine.pace import include_processor_seconds
 from polyfed.engine.scoring import ScoreCache, score_from_json, score_to_json
 from polyfed.engine.weight_store import WeightRow, WeightStore, client_row
 from polyfed.engine.wire import decode, encode

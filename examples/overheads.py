@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import mean
 from typing import Any
 
-from polyfed.testing.spy import Spy
+from polyfed.testing.observation import Spy
 from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe

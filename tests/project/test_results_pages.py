@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import shlex
 import sys
@@ -41,6 +42,13 @@ def test_everything_that_is_stored_is_shown() -> None:
 )
 def test_the_commands_of_the_results_are_valid(command: str) -> None:
     check(shlex.split(command))
+
+
+def test_a_sentence_for_a_client_is_one_of_a_stored_table() -> None:
+    page = (ROOT / "docs" / "federation-worth.md").read_text(encoding="utf-8")
+    table = json.loads((ROOT / "docs/results/tables/unlike-columns-heart.json").read_text(encoding="utf-8"))
+    sentences = {line for line in table["notes"] if line.startswith("client 3 ")}
+    assert {line for line in page.splitlines() if line.startswith("client ")} == sentences
 
 
 def test_a_comparison_is_stored_whole(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass, field
 from statistics import mean
 from typing import Any
 
-from polyfed.testing.observation import Spy
 from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe
@@ -37,6 +36,7 @@ from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
+from polyfed.testing.observation import Spy
 
 ROUNDS = 2  # the first message of some methods is smaller than the later ones
 MIB = 2**20

@@ -1,22 +1,30 @@
 """FedProto: clients agree on one prototype per class (Tan et al., AAAI 2022, arXiv:2105.00243).
 
 phi_k and h_k are the client's extractor and head, n_kc is its number of samples of class c.
-client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2
-           C_k[c] = mean of phi_k(x) over its samples of class c
-                    in eval mode, after training ("after"), or in training's batches ("during")
-server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc  over clients that sent one ("count") (eq. 6, see 1)
+client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2      `loss` (eq. 7, 8, see 2)
+           m_k[c] = mean of phi_k(x) over its samples of class c                            `class_means`
+                    in eval mode, after training ("after"), or in all batches of training ("during", see 6)
+server:    P[c] <- sum_k n_kc m_k[c] / sum_k n_kc  over clients that sent one ("count")     `merge` (eq. 6, see 1)
                    or their plain mean ("uniform")
-prediction: argmin_c ||phi_k(x) - P[c]||
-A class that no client sends keeps its prototype. `loss`, `upload` and `aggregate` follow these lines; `receive` and
-`predict` are those of `building_blocks.prototypes`. Messages have C_k and P as "prototypes" beside their "labels"; the
-loss has P by class, and "known", whether a class has one.
-Sent: down C D + C; up S D + 2 S, S classes of the client. Kept: client: last P received; server: P, clients' classes.
+prediction: argmin_c ||phi_k(x) - P[c]||                                                    `PrototypeMethod.predict`
+A class that no client sends keeps its prototype. In the loss's context: "prototypes", P by class (C, D), and "known"
+(C,), whether a class has one.
+
+Up:     "labels" (S,), "prototypes" (S, D), m_k of them, and with weighting "count" their "counts" (S,), n_kc.
+Down:   "labels" (S,) and "prototypes" (S, D), P of the client's own classes; with candidates "all" also "others", the
+        "labels" and "prototypes" of all other classes. Received and predicted with in `building_blocks.prototypes`.
+Shapes: C classes, S of them the client's, D features.
+Sent: down C D + C ("own": S D + S); up S D + 2 S ("uniform": S D + S). Kept: client: last P received; server: P,
+clients' classes.
 Deviations from the paper: (1) Eq. 6 multiplies by n_kc / N_c and also divides by the number of senders, so that
-prototypes would shrink. Here they are the weighted mean, or the plain mean of the authors' code. (2) The distance is
-the mean of squares; another public implementation has it with lambda = 10. (3) All known prototypes are candidates; the
-authors' code searches the client's own classes. (4) A client that has not uploaded yet receives all prototypes. (5) The
-authors' code counts correct predictions of both the head and the prototypes, so published figures are a score of
-neither. (6) Algorithm 1 collects prototypes while weights still change, and the authors' code in the last epoch.
+prototypes would shrink. Here they are the weighted mean, or the plain mean of the authors' code. (2) Each sample is
+pulled towards P[y], by the mean of squares, as in the authors' code; equation 8 has the distance of the class means
+m_k[c] from P[c]. Another public implementation has lambda = 10. (3) All known prototypes are candidates; the authors'
+code searches the client's own classes. (4) With candidates "all" a client receives the prototypes of all classes, where
+the paper sends those of its own classes; so does, with "own", a client that has not uploaded yet. (5) The authors' code
+counts correct predictions of both the head and the prototypes, so published figures are a score of neither. (6)
+Algorithm 1 collects prototypes while weights still change. "during" does so over all E epochs; the authors' code begins
+anew in each epoch, so that those of the last remain.
 """
 
 from __future__ import annotations

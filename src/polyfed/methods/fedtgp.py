@@ -2,15 +2,16 @@
 
 phi_k and h_k are the client's extractor and head, P[c] is the prototype of class c.
 client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2      `loss` (eq. 11, see 5)
-           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training
-server:    Q[c] = plain mean of the C_k[c]
+           m_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training
+server:    Q[c] = plain mean of the m_k[c]
            delta = max over c of the distance from Q[c] to the nearest other Q[c'],
                    at most `margin`                                                `adaptive_margin` (eq. 9, see 4)
            P = linear(ReLU(linear(embedding))), trained in server_epochs epochs of SGD, over all (k, c), on
-               CE(-(||C_k[c] - P[c']|| + delta [c' = c]) over all c', c)           `margin_loss`
+               CE(-(||m_k[c] - P[c']|| + delta [c' = c]) over all c', c)           `margin_loss` (eq. 10, see 6)
                in shuffled batches of the clients' size                            `building_blocks.prototype_network`
 prediction: argmin_c ||phi_k(x) - P[c]||
 What clients send and keep, and `predict`, are those of `building_blocks.prototypes`.
+Shapes: C classes, S of them a client's, D features, M means received, B of them in a batch.
 Sent: down C D + C; up S D + S. Kept: client: last P received; server: prototype network, P.
 Deviations from the paper (arXiv:2401.03230): (1) A class that no client has sent yet is not sent and is no candidate;
 it takes part in the server's loss. (2) With a single class in a round, delta is `margin`. (3) The server's optimizer is
@@ -68,8 +69,8 @@ class FedTGP(prototypes.PrototypeMethod):
         delta = adaptive_margin(q_SD, self.margin)
         server.log["margin"] = delta
 
-        def loss(p_CD: Tensor, c_BD: Tensor, labels_B: Tensor) -> Tensor:
-            return margin_loss(p_CD, c_BD, labels_B, delta)
+        def loss(p_CD: Tensor, means_BD: Tensor, labels_B: Tensor) -> Tensor:
+            return margin_loss(p_CD, means_BD, labels_B, delta)
 
         prototype_network.fit(server, sent, loss, self.server_epochs, self.server_lr)
 
@@ -79,10 +80,10 @@ def adaptive_margin(q_SD: Tensor, most: float) -> float:
     return min(float(nearest_distances(q_SD).max()), most)
 
 
-def margin_loss(p_CD: Tensor, c_MD: Tensor, labels_M: Tensor, delta: float) -> Tensor:
+def margin_loss(p_CD: Tensor, means_MD: Tensor, labels_M: Tensor, delta: float) -> Tensor:
     """mean_m -log[e^-(d(m, y_m) + delta) / (e^-(d(m, y_m) + delta) + sum over c != y_m of e^-d(m, c))].
 
-    d(m, c) is the Euclidean distance of the m-th C_k[y_m] and P[c]; its gradient at distance 0 is 0.
+    d(m, c) is the Euclidean distance of the m-th mean, of class y_m, and P[c]; its gradient at distance 0 is 0.
     """
     is_own_MC = labels_M[:, None] == torch.arange(len(p_CD), device=labels_M.device)
-    return F.cross_entropy(-(distances(c_MD, p_CD) + delta * is_own_MC), labels_M)
+    return F.cross_entropy(-(distances(means_MD, p_CD) + delta * is_own_MC), labels_M)

@@ -2,19 +2,20 @@
 
 Every network is extractor, intermediate layers, classifier; what enters (s_in) and leaves (s_out) the intermediate
 part is shaped alike everywhere. Beside weights, clients exchange a few such pairs (n_S; the paper: one batch, B), which
-they make after training, in eval mode. FedIN+Noise adds level std(s) z to both, z normal.
-Client k:  w <- received; in every step
-    eq. 3     l_local = CE + (mu/2) ||w - w^{t-1}||^2 on the batch gives G_local, for all tensors
-    eq. 7     l_IN = mean (f(s_in; w_in) - s_out)^2 on B of others' pairs gives G_IN, for intermediate tensors only
+they make after training, in eval mode (`sample_pairs`). FedIN+Noise adds level std(s) e to both, e normal: by default
+in these pairs and in each training pass.
+Client k:  w <- received; in every step (`gradients`)
+    eq. 3     l_local = CE + (mu/2) ||w - w^{t-1}||^2 on the batch gives G_local, for all tensors           `add_pull`
+    eq. 7     l_IN = mean (f(s_in; w_in) - s_out)^2 on B of others' pairs gives G_IN, intermediate tensors  `loss_in`
     extractor and classifier move along G_local; each intermediate tensor, with a = <G_local, G_local> and
-    b = <G_local, G_IN>, moves along
+    b = <G_local, G_IN>, moves along                                                                        `direction`
     eq. 13    Z,            Z = G_IN + (lambda/2) G_local          ("simple": the paper's experiments, lambda = 1)
     eq. 12    G_local + Z,  Z = G_IN + max(0, -b/a) G_local        ("project", see 1)
     w/o Opt   G_local + G_IN                                       ("none")
-Server:    averages weights layer-wise (eq. 19: equal weights) or within an architecture (eq. 21: by samples); keeps
-           this round's pairs.
-`gradients` is such a step. Pairs, their noise and common shapes are `building_blocks.feature_pairs`, the means of
-weights `building_blocks.weight_averaging`.
+Server:    averages weights layer-wise (eq. 19: equal weights) or within an architecture (eq. 21: by samples)  `average`
+           keeps this round's pairs, of which each client draws n_S of others           `store`, `draw_pairs`
+Pairs, their noise and common shapes are `building_blocks.feature_pairs`, the means of weights
+`building_blocks.weight_averaging`. P is the numbers of w, q those of a pair.
 Sent: down P + n_S q; up P + n_S q. Kept: server: w, this round's pairs.
 Deviations from the paper: (1) Eq. 12 alone, Z, would never train the intermediate layers on private data where the two
 gradients agree; `"project"` adds G_local to it. (2) Both gradients are taken at the same point, in one step. (3) The
@@ -122,7 +123,7 @@ class FedIN(Method):
     # equal weights layer-wise, by samples same-shape; or "samples" or "uniform" for both
     weighting: Literal["paper", "samples", "uniform"] = "paper"
     mu: Annotated[float, Field(ge=0)] = 0.1  # weight of the proximal term (paper: mu/2 = 0.05); 0: off
-    # how the gradients of intermediate layers are combined: eq. 13; "project": eq. 12; "none": their sum
+    # how the gradients of intermediate layers are combined: eq. 13; "project": G_local + eq. 12; "none": their sum
     combine: Annotated[Literal["simple", "project", "none"], feature_pairs.WITH_PAIRS] = "simple"
     exchange_features: bool = True  # exchange pairs and train on them; false: FedProx, with mu = 0 FedAvg
     noise_level: Annotated[float, Field(ge=0)] = 0.0  # noise over std(s); FedIN+Noise has 0.8; 0: off

@@ -5,13 +5,17 @@ rates:     a, b, c, d, e = 1, 1/2, 1/4, 1/8, 1/16;
            "fix_a1-b3": the first quarter of the clients has a, the others b
 client i:  w_i <- w[first ceil(r K) of each layer's K channels], all inputs and classes      `broadcast`
            E epochs of  w_i <- w_i - eta grad CE(masked f(x; w_i), y)                        `loss`
+           masked f: logits of classes that a client lacks are 0
 server:    w[k] <- mean of w_i[k] over the clients that hold entry k,                        `aggregate` (eq. 3 to 6)
            equal ("uniform") or by n_i ("samples");  others are unchanged
-then       clients get the new w_i and send BatchNorm's means and variances, which are averaged by rate
-masked f: logits of classes that a client lacks are 0; of the head it holds the rows of its
-classes alone.
-Cut and mean are in `functional.channel_slices`. The second exchange, of statistics, is
-`building_blocks.static_batchnorm`, to which `broadcast`, `receive`, `upload` and `aggregate` hand it on.
+           a client has the whole head, whose rows count in the mean for its own classes alone
+Then, in networks with BatchNorm, a second exchange, of all clients, without training:       `static_batchnorm`
+  down     the new w_i
+  up       mean and variance of each BatchNorm's inputs, each a mean over the client's batches, and their number
+  server   for each rate their mean, weighted by the numbers of batches
+prediction: f(x; w_i), not masked, with these statistics; each client's sub-model is scored as it would be sent next
+Cut and mean are in `functional.channel_slices`. P(r) is the numbers of the network at rate r, S(r) those of its
+BatchNorm statistics.
 Sent: down P(r) + S(r), plus P(r) for statistics; up P(r) + C bytes, plus S(r) + 1 for statistics. Kept: server: w,
 BatchNorm's statistics by rate.
 Deviations from the paper: (1) BatchNorm's statistics are computed per rate; the authors compute them over all data, and
@@ -136,7 +140,7 @@ class HeteroFL(Method):
         parts = []
         for i, message in uploads.items():
             own_rows: Channels = {}
-            if "classes" in message:  # the client holds the head's rows of its own classes alone
+            if "classes" in message:  # of the head only the rows of the client's own classes count
                 own_rows = {OUTPUT: get_tensor(message, "classes").nonzero().flatten()}
             w_i = slice_channels(plan, get_group(message, "model"), own_rows)
             parts.append(SlicedModel(w_i, {**channels_of[i], **own_rows}))

@@ -97,7 +97,7 @@ def train_network(
 def _step(weights: dict[str, Tensor], hidden_CH: Tensor, of_p_CD: Tensor, lr: float) -> None:
     """One step down the loss's gradient in P, by the chain rule through H = relu(E W_1' + b_1) and P = H W_2' + b_2.
 
-    dW_2 = dP' H;  dH = (dP W_2) [H > 0],  dW_1 = dH' E;  dE = dH W_1;  db_2 and db_1 are the sums of dP's and dH's rows.
+    dW_2 = dP' H;  dH = (dP W_2) [H > 0],  dW_1 = dH' E;  dE = dH W_1;  db_2, db_1 are the sums of dP's and dH's rows.
     Products are subtracted from the weights as they are taken: autograd, with which `test_fedtgp.py` compares a step,
     writes each gradient out first.
     """

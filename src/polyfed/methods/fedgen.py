@@ -1,28 +1,33 @@
 """FedGen: clients learn from features that a server-trained generator makes (Zhu, Hong and Zhou, ICML 2021).
 
 G(z, y) makes what enters the head h from noise z and a class y; f is the whole network, of D features and C classes.
-Generator: G = Linear, BatchNorm, ReLU, Linear of z and y one-hot                                    `generate`
-Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)
-               + a_t CE(h(G(z', y')), y')                    y' drawn as often as the clients have it, as many as rows
-               + b_t KL(softmax h(G(z, y)) || softmax f(x))  y of the batch; softmax h(G(z, y)) is a constant
-           a_t, b_t = (alpha, beta) * 0.98^(t - 1), at least 1e-4                                    `loss`
-Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + L_div             `train_generator`
-           omega_ky = n_ky / sum_j n_jy, heads h_k as received
-           L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|), both as means over entries
+Lines are the paper's or the authors' code's.
+Generator: G = Linear, BatchNorm, ReLU, Linear of z and y one-hot                       `generate` (code, see 2)
+Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)                     `loss` (paper)
+               + a_t CE(h(G(z', y')), y')                    y' drawn as often as the clients have it (paper, see 1, 3)
+               + b_t KL(softmax h(G(z, y)) || softmax f(x))  y of the batch; softmax h(G(z, y)) is a constant (code)
+           a_t = max(0.98^(t - 1) alpha, min(alpha, 1e-4)),  b_t alike of beta          `decayed` (code, see 9)
+Server:    w <- sum_k p_k w_k                                                           `FedAvg.aggregate` (paper)
+           G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + L_div                     `train_generator` (code)
+           omega_ky = n_ky / sum_j n_jy, heads h_k as received                          `head_loss` (code, see 12)
+           L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|), both as means over entries  `diversity_loss` (code)
 Steps and rate of G are those of the authors' code on MNIST. In the context: "generator", G's weights; "counts", samples
-of each class of which G was trained; "weights", a_t and b_t; for a step "y_drawn" and "z_drawn", y' and z', and
+of each class of which G was trained; "loss_weights", a_t and b_t; for a step "y_drawn" and "z_drawn", y' and z', and
 "z_batch", z.
 Sent: down P + P_G + C; up P + C. Kept: server: w, G and its Adam, class counts.
-Deviations from the paper (arXiv:2105.10056): (1) The KL term, the decay and the sum of the clients' losses are those of
-the authors' code. The paper has the first term, with weight 1, and the loss of the clients' mean logits. (2) Noise is
-normal; in the authors' code it is uniform. (3) Classes are drawn by the responding clients' counts; the authors' code
-draws all equally. (4) Round 1 has no generator, which is still untrained. G is not trained on a class with a single
-sample in total. As in the authors' code, the KL term nevertheless asks for all classes of the batch, also for such ones
-and for those that no responding client has had. (5) Architectures may differ; the paper has one. (6) On clients, G
-normalizes by its running statistics. BatchNorm in a head normalizes generated features by their batch, and its running
-statistics leave them out. (7) Per step, a client generates `training.batch_size` features of drawn classes (the
-authors' code 32), and the server 128 (that code's `ensemble_batch_size`, which its loop does not use). (8) The authors'
-code sets `alpha = beta = 10` on MNIST, and 10 and 1 on EMNIST.
+Deviations from the paper (arXiv:2105.10056): (1) The KL term, the decay, L_div and the sum of the clients' losses are
+those of the authors' code. The paper has a_t's term, with weight 1, and the loss of the clients' mean logits. (2) Noise
+is normal; in the authors' code it is uniform. (3) Classes are drawn by the responding clients' counts; the authors'
+code draws all equally. (4) Round 1 has no generator, which is still untrained. G is not trained on a class with a
+single sample in total. As in the authors' code, the KL term nevertheless asks for all classes of the batch, also for
+such ones and for those that no responding client has had. (5) Architectures may differ; the paper has one. (6) On
+clients, G normalizes by its running statistics. BatchNorm in a head normalizes generated features by their batch, and
+its running statistics leave them out. (7) Per step, a client generates `training.batch_size` features of drawn classes
+(the authors' code 32), and the server 128 (that code's `ensemble_batch_size`, which its loop does not use). (8) The
+authors' code sets `alpha = beta = 10` on MNIST, and 10 and 1 on EMNIST. (9) There a_t and b_t are 1e-4 at least, also
+of alpha = 0, which here switches the term off. (10) There a_t's term has the factor gen_batch_size / batch_size. (11)
+There a client uses no generated features after its 20th local epoch. (12) There n_ky counts the rows of the batches
+that were drawn, and begins at 1; here it is of all the client's rows.
 """
 
 from __future__ import annotations
@@ -61,7 +66,8 @@ WEIGHT_DECAY = 0.01  # L2 penalty in Adam
 
 # the generator -------------------------------------------------------------------------------------------------------
 # Its weights are named tensors like any others: made by `init_generator`, used by `generate`, trained by
-# `train_generator`. Shapes: B rows made, Z numbers of noise, C classes, H hidden units, D features, S clients.
+# `train_generator`. Shapes: B rows made, Q pairs of them, Z numbers of noise, C classes, H hidden units, D features,
+# S clients.
 
 
 def init_generator(classes: int, features: int, draws: torch.Generator) -> dict[str, Tensor]:
@@ -106,8 +112,9 @@ class FedGen(FedAvg):
             return {}
         like = next(client.model.parameters())
         generator = {name: t.to(like.dtype) for name, t in get_group(message, "generator").items()}
+        counts = get_tensor(message, "counts").clone()
         weights = torch.tensor([decayed(self.alpha, client.round), decayed(self.beta, client.round)], dtype=like.dtype)
-        return {"generator": generator, "counts": get_tensor(message, "counts").clone(), "weights": weights}
+        return {"generator": generator, "counts": counts, "loss_weights": weights}
 
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         if "generator" not in client.context:
@@ -123,7 +130,7 @@ class FedGen(FedAvg):
         task = cross_entropy(scores, batch.y, batch.w)
         if "generator" not in context:
             return task
-        a, b = context["weights"]
+        a, b = context["loss_weights"]
         y_drawn = context["y_drawn"]
         g_drawn = generate(context["generator"], context["z_drawn"], y_drawn)  # G(z', y')
         g_batch = generate(context["generator"], context["z_batch"][: len(batch.y)], batch.y)  # G(z, y)
@@ -225,9 +232,9 @@ def head_loss(made_BD: Tensor, y_B: Tensor, heads: Sequence[nn.Module], omega_SC
 
 def diversity_loss(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
     """exp(-mean over pairs of |z_a - z_b|^2 |G_a - G_b|), distances as means over the entries: 1 if all G are alike."""
-    noise_P = F.pdist(z_BZ).square() / z_BZ.shape[1]
-    features_P = F.pdist(made_BD, p=1) / made_BD.shape[1]
-    return (-2 / len(z_BZ) ** 2 * (noise_P * features_P).sum()).exp()  # B^2 pairs: each is there twice, and B are 0
+    noise_Q = F.pdist(z_BZ).square() / z_BZ.shape[1]
+    features_Q = F.pdist(made_BD, p=1) / made_BD.shape[1]
+    return (-2 / len(z_BZ) ** 2 * (noise_Q * features_Q).sum()).exp()  # B^2 pairs: each is there twice, and B are 0
 
 
 def train_generator(

@@ -10,8 +10,8 @@ s = alpha / r. Its update is s B A = sum_j s b_j a_j over its r components, a_j 
     stack     the components of all clients beside each other                    yes
 
 Weights are normalized to sum 1. Sums are taken in float64. Results have s = 1 and the dtype of the adapters.
-Sources: Hu et al. (LoRA), ICLR 2022; Cho et al. (HETLoRA), EMNLP 2024; Bai et al. (FlexLoRA), NeurIPS 2024; Wang et al.
-(FLoRA), NeurIPS 2024.
+Sources: Hu et al. (LoRA), ICLR 2022; Cho et al. (HETLoRA, pad), EMNLP 2024; Wu et al. (raFLoRA, slices),
+arXiv:2602.13486; Bai et al. (FlexLoRA, svd), NeurIPS 2024; Wang et al. (FLoRA, stack), NeurIPS 2024.
 
 Shapes: I inputs, O outputs, r rank, R the largest rank.
 """

@@ -1,25 +1,27 @@
-"""FedLoRA: adapters of unequal rank on one frozen network, by the rules of four papers (FLoRA, FlexLoRA,
+"""FedLoRA: adapters of unequal rank on one frozen network, by rules that are named after four papers (FLoRA, FlexLoRA,
 HETLoRA, 2024, raFLoRA, 2026).
 
+FLoRA was compared with its code (ATP-1010/FederatedLLM). Of HETLoRA, FlexLoRA and raFLoRA the abstracts alone were
+read, so that no line below is an equation of theirs.
 client k:  E epochs of SGD on CE, with layers W + s_k B_k A_k
-           A_k (r_k, I),  B_k (O, r_k),  s_k = alpha / r_k
+           A_k (r_k, I),  B_k (O, r_k),  s_k = alpha / r_k;  r_k at most I and O, layer by layer
 server:    the head is averaged; adapters by `aggregation`, p_k = n_k / sum of the uploads' n_j:
   pad     A <- sum p_k A_k,  B <- sum p_k s_k B_k,  with zeros up to the largest rank R (HETLoRA)    `join_padded`
-  slices  component j: the same, over the clients with r_k > j (raFLoRA)                             `join_slices`
-  svd     the R largest singular values of sum p_k s_k B_k A_k (FlexLoRA)                            `join_svd`
+  slices  component j (from 0): the same, over the clients with r_k > j (raFLoRA)                    `join_slices`
+  svd     U D V' = sum p_k s_k B_k A_k:  A <- V', B <- U D of the R largest values D (FlexLoRA)      `join_svd`
   stack   W <- W + sum p_k s_k B_k A_k;  A_k is drawn anew, B_k = 0 (FLoRA)                          `Stack`
 pad, slices, svd: A and B are the common adapters, A with R = max r_k rows; client k gets the first r_k, and B / s_k.
-What is done to one layer's adapters is in `functional.lora`.
-Sources: HETLoRA, arXiv:2401.06432; FlexLoRA, arXiv:2402.11505; FLoRA, arXiv:2409.05976; raFLoRA,
-arXiv:2602.13486.
-FLoRA's code (ATP-1010/FederatedLLM) and the papers' abstracts were compared; the other papers' equations were not.
-Sent: down P_A(r) + P_h (stack: those of all clients); up P_A(r) + P_h. Kept: server: A, B,
-head; stack: the sum of updates.
+What is done to one layer's adapters is in `functional.lora`. The record's `energy_beyond_smallest_rank` is, as a mean
+over layers, the share of the squares of singular values beyond the smallest rank: of B A, with stack of the sum of all
+updates.
+Sources: HETLoRA, arXiv:2401.06432; FlexLoRA, arXiv:2402.11505; FLoRA, arXiv:2409.05976; raFLoRA, arXiv:2602.13486.
+Sent: down P_A(r) + P_h (stack: those of all clients); up P_A(r) + P_h. Kept: server: A, B, head; stack: the last
+updates, the sum of all, who has added how many; client: how many it has added to W.
 Deviations from the paper: (1) All rules have s_k = alpha / r_k; FLoRA's code has one s. (2) Heads are averaged under
 every rule. (3) HETLoRA also prunes ranks, and weights clients by the norm of their updates. (4) `slices` averages
-factor by factor. (5) A client that missed a round of `stack` gets the sum of all updates. (6) Stacked
-updates are kept beside W, at 4 I O bytes per layer. (7) The initial A is
-uniform within 1 / sqrt(I).
+A and B apart; raFLoRA divides each client's update, of both, into parts by rank and averages each part over those that
+contribute to it. (5) A client that missed a round of `stack` gets the sum of all updates. (6) Stacked updates are kept
+beside W, at 4 I O bytes per layer. (7) The initial A is uniform within 1 / sqrt(I).
 """
 
 from __future__ import annotations

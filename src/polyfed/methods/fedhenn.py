@@ -4,16 +4,21 @@ X are L common unlabeled inputs (the RAD), and Phi_k is everything before the la
 round t:   eta(t) = eta0 sqrt(t - 1), or eta0 (t - 1), or eta0;  rounds t from 1              `eta`
 server:    draws X;  for every client j, by its latest weights, at first the initial ones
            A_j = Phi_j(X)  (L, d_j),  in eval mode;  K_j = A_j A_j^T
-           K_bar = mean of K_j;  no weights are averaged                                      `start_round`
-           sends X and F (L, r),  F F^T ~ H K_bar H up to a factor, which CKA does not see    `broadcast`
+           K_bar = mean of K_j, with equal weights as in the paper;  no weights are averaged  `start_round`
+           F = [H A_1 ... H A_N]  (L, r),  exact up to 256 columns, else its leading r:
+           F F^T = or ~ H K_bar H up to a factor, which CKA does not see                      `MeanKernelFactor`
+           sends X and F                                                                      `broadcast`
 client k:  E epochs of SGD on  CE(f(x; w_k), y) + eta(t) (1 - CKA(K_k, K_bar))  (eq. 6)       `loss`
            CKA(K, M) = tr(K H M H) / sqrt(tr(K H K H) tr(M H M H)),  H = I - 1 1^T / L centers
 up:        w_k, or A_k with uploads = "kernels"                                               `upload`
-CKA, its gradient and F are in `functional.kernels`, RBF kernels in `functional.kernel_similarity`. The parts that both
-of the paper's algorithms have are `building_blocks.kernel_alignment`: eta, the rows of X in a step, the loss's gradient
-in chunks. K_bar at the server is `building_blocks.mean_kernel`, and X on its way `building_blocks.alignment_data`.
+scored:    each client's own network, f(x; w_k)
+CKA, its gradient and F are in `functional.kernels`; F need not be read, as `tests/functional/test_kernels.py` holds it
+against K_bar (`test_exact_and_full_rank_factors_are_the_mean_kernel`). RBF kernels are in
+`functional.kernel_similarity`. The parts that both of the paper's algorithms have are
+`building_blocks.kernel_alignment`: eta, the rows of X in a step, the loss's gradient in chunks. K_bar at the server is
+`building_blocks.mean_kernel`, and X on its way `building_blocks.alignment_data`.
 Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
-Sent: down L inputs + L r; up P (kernels: L D). Kept: server: the RAD, latest w_k or A_k.
+Sent: down L inputs + L r; up P (kernels: L d_k). Kept: client: a fixed RAD; server: latest w_k or A_k, a fixed RAD.
 Deviations from the paper: (1) Each step uses `alignment_data.batch` rows of the RAD, drawn anew. The paper uses all L.
 (2) K_k is computed in every step, as in the authors' code, or in every n-th (`alignment_data.every`), where the term
 has n times the weight. Algorithms 1 and 2 compute it once per local epoch. (3) K_bar is sent as a factor. RBF kernels
@@ -23,8 +28,9 @@ RAD runs in eval mode, without dropout and with BatchNorm's running statistics. 
 authors' code; the paper leaves it open. (7) Phi is everything before the last layer, as in the paper. In the authors'
 code for images, cross entropy uses the last hidden layer, and CKA the log-softmax of the last one, after dropout. The
 distance is 1 - CKA, as there, with the centering that eq. 4 leaves out. (8) Weight decay applies to all weights; the
-authors' code spares biases. (9) Clients have equal weights w_j = 1 / N. (10) Kernel uploads, transports and the
-gradient in chunks are not in the paper.
+authors' code spares biases. (9) Kernels with numbers that are not finite are left out of K_bar. (10) Not in the paper:
+kernel uploads, transports, the gradient in chunks, `kernel.norm` "fro" (each K_j over its norm), `kernel.pool` "seen"
+(no initial weights).
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ head of (m, V):  A = (1 - 1e-4) V + 1e-4 tr(V) / D I;  W = A^-1 m'              
 client k:   f_k <- f;  E epochs of SGD on CE(f_k(x)' W + b, y), the head of (mu, Sigma) being fixed  `loss`
             m_k[c]: mean of f_k(x) over its rows of class c, mu[c] without any                       `estimate`
             V_k = sum over its n_k rows of (z - m_k[y]) (z - m_k[y])' / (n_k - 1) + ridge I
-            beta_k, (0, 1) or (0, 1)^2: minimizes the sum over two folds of CE on the fold, by the head of
+            beta_k, in [0, 1]^2, or equal with beta = "one":                                         `choose_beta`
+                minimizes the sum over two folds of CE on the fold, by the head of
                 m = beta_1 m_k + (1 - beta_1) mu,  V = beta_2 V_k + (1 - beta_2) Sigma,  m_k, V_k being the other fold's
             mu_k, Sigma_k: m and V for this beta_k, m_k and V_k being those of all its rows          `own_and_common`
 server:     f, mu, Sigma <- sum over responding clients of p_k (f_k, mu_k, Sigma_k)                  `aggregate`
@@ -16,13 +17,13 @@ server:     f, mu, Sigma <- sum over responding clients of p_k (f_k, mu_k, Sigma
 prediction: f(x)' W + b, by the head of the client's mixture for f as it was received                `receive`
 The head is solved in `functional.closed_forms.discriminant_of`. mu and Sigma are the "common" Gaussians, m_k and V_k
 the "own" ones. mu starts uniform in [0, 1), Sigma at I. Folds are stratified; classes of one row are left out of them,
-and without any other class beta_k = 0. `choose_beta` finds it by L-BFGS from 1/2, in ten steps at most.
+and without any other class beta_k = 0. beta_k is found by L-BFGS from 1/2, in ten steps at most.
 Sent: down P_f + C D + D (D + 1) / 2; up as many + 1. Kept: server: f, mu, Sigma.
-Deviations from the paper (arXiv:2411.00329) and the authors' code: (1) Statistics are of one pass after training, in
-eval mode; the code collects those of all training passes. (2) The code adds I to V_k, and 1e-4 to all of its entries;
-here it is `ridge` I. With 1e-4 I and fewer rows than features training diverged. (3) beta_k is bounded by L-BFGS-B; the
-code clips it. (4) In the scored head the code has mu[c] also for classes of one or two rows. (5) BatchNorm's statistics
-of f are averaged like weights.
+Deviations from the paper (arXiv:2411.00329) and the authors' code, (1) to (4) from the code: (1) Statistics are of one
+pass after training, in eval mode; the code collects those of all training passes. (2) The code adds I to V_k, and 1e-4
+to all of its entries; here it is `ridge` I. With 1e-4 I and fewer rows than features training diverged. (3) beta_k is
+bounded by L-BFGS-B; the code clips it. (4) In the code m_k[c] is mu[c] also for classes of one or two rows: in the
+folds, in the centering of V_k and in the mixture. (5) BatchNorm's statistics of f are averaged like weights.
 """
 
 from __future__ import annotations

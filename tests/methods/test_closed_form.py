@@ -33,6 +33,7 @@ from tests.helpers.toys import CLASSES, Round, Watch, federation, rounds, sample
 
 SMALL = ClosedForm(features=20, shrinkage=0.3)
 MEANS = replace(SMALL, second_moments="clients")
+RIDGE = replace(SMALL, classifier="ridge")
 OWNED = ((0, 1), (1, 2), (0, 1, 2), (0,))
 MIXED = ["bn", "broad", "wide", "shallow"]
 UPLOAD = 8 * (CLASSES + CLASSES * 20 + 20 * 21 // 2 + 1)
@@ -138,19 +139,27 @@ def test_class_means_alone_are_of_classes_and_not_of_texts() -> None:
 
 
 def test_ridge_regression_chooses_among_own_classes_by_scores_as_they_are() -> None:
-    method = replace(SMALL, classifier="ridge")
-    fed, watch = federation(method, members(), rounds=2)
+    fed, watch = federation(RIDGE, members(), rounds=2)
     fed.run()
     at = worker(fed, 1)
-    method.receive(at, method.broadcast(fed.server, 1))
+    RIDGE.receive(at, RIDGE.broadcast(fed.server, 1))
     x = samples(30, 7).x
     scores = FeatureMap(at.state["map"])(x).double() @ solved(watch.rounds[-1])[0]
     own = scores[:, list(OWNED[1])].log_softmax(dim=1)
-    torch.testing.assert_close(method.predict(at.model, x, at.state)[:, list(OWNED[1])], own)
-    every = replace(method, prior="federation").predict(at.model, x, at.state)
+    torch.testing.assert_close(RIDGE.predict(at.model, x, at.state)[:, list(OWNED[1])], own)
+    every = replace(RIDGE, prior="federation").predict(at.model, x, at.state)
     torch.testing.assert_close(every, scores.log_softmax(dim=1))
     with pytest.raises(ConfigError, match="classifier = 'ridge' does nothing for numbers"):
-        pf.Federation(regression.clients(), method, pf.Training(rounds=1)).run()
+        pf.Federation(regression.clients(), RIDGE, pf.Training(rounds=1)).run()
+
+
+@pytest.mark.parametrize(
+    ("method", "chosen"), [(SMALL, True), (replace(SMALL, temperature=0.3), False), (RIDGE, False)]
+)
+def test_a_temperature_is_chosen_where_scores_are_multiplied_by_it(method: ClosedForm, chosen: bool) -> None:
+    clients = [Client(MIXED[i], own, validation=samples(20, 70 + i)) for i, own in enumerate(rows())]
+    last = rounds(method, clients, rounds=2)[-1]
+    assert ["temperature" in last.states[i] for i in range(4)] == [chosen] * 4
 
 
 def test_who_was_not_heard_sends_again_and_everybody_gets_the_new_solution() -> None:

@@ -3,13 +3,18 @@
 
 phi: a map that nobody trains, the same at every client and never sent (`functional.feature_maps`): of images by
      filters made of two photographs, else drawn from the run's seed.
-client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S_k = sum of phi(x) phi(x)' over all rows
+client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S_k = sum of phi(x) phi(x)' over all N_k
 server:          n, M, S = sums over the clients heard;  N = sum_c n_c,  mu_c = M_c / n_c
                  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I
-                 W = A^-1 mu',  b_c = - mu_c' W_c / 2;  their means over classes are taken from both
-prediction:      softmax(t (phi(x)' W + b) + log pi),  pi: the client's own class shares, or the federation's
+                 W = A^-1 mu',  b_c = - mu_c' W_c / 2;  their means over classes are taken from both;  A = I if tr = 0
+prediction:      softmax(t (phi(x)' W + b) + log pi),  pi: the client's own class shares, or the federation's, which
+                 also stand for those of a client without rows of any class that the federation knows
 t:               of 1, 2^(-1/4), ..., 1/64 that with the largest likelihood of the client's validation rows, with its
                  own class shares, times exp(-log(2 t)^2 / 2); without any 1/2
+To read:         `sum_rows`, `times` (`building_blocks.sums_of_rows`), `discriminant` (`functional.closed_forms`),
+                 `linear_scores` (`building_blocks.solved_model`), `log_posterior` (`functional.closed_forms`) and
+                 `fit_temperature` (`functional.calibration`); all else here, as secure sums, forgetting and checks,
+                 changes no equation
 
 what is predicted             sent         solved by (`functional.closed_forms`)
 classes                       n, M, S      `discriminant`: as above
@@ -17,7 +22,7 @@ classes                       n, M, S      `discriminant`: as above
                                            Sigma = sum_c sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)' / sum_c (K_c - 1)
  "classifier = ridge"         n, M, S      `one_hot_ridge`: W = (S / N + s / (1 - s) tr(S / N) / D I)^-1 M' / N,  b = 0;
                                            scores have the federation's shares in them: softmax(phi(x)' W) over the
-                                           client's own classes, or over all
+                                           client's own classes, or over all, without t
  of texts                     n, M         `naive_bayes`: phi says which words occur;  W_vc = log p(v | c), with
                                            s / (1 - s) more of each word,  b = 0
 numbers y                     n, M, S      `ridge`, of (phi(x), y) as one class:  b = mean y - mu' W,
@@ -25,23 +30,24 @@ numbers y                     n, M, S      `ridge`, of (phi(x), y) as one class:
                                            client's own unit
 
 Views:    with training.augmentation phi(x) and phi(x) phi(x)' of a row are means over its views: the image and four
-          shifts of it, each mirrored, too. n_k counts rows; a row still changes a sum by its norm at most.
+          shifts of it, with crop-flip each mirrored, too. n_k counts rows; a row still changes a sum by its norm at
+          most.
 Upload:   n_k, M_k / N_k, S_k / N_k, which do not grow with the rows. The server multiplies by N_k again, and leaves out
           sums that no rows can have; they are not sent again.
 Private:  with `unit_features` rows of phi have norm 1; n_k, M_k and S_k go up as they are and, with [privacy], with
           Gaussian noise added once by the client. The server solves for the nearest sums that rows can have.
-Sums of rows are made in `building_blocks.sums_of_rows`; prediction, t, and the model on its way to clients are
-`building_blocks.solved_model`.
 No network is trained or sent. But for class means alone, any grouping of the rows gives the same W.
 
-Shapes: D features, C classes, N rows; ' transposes; a number in float64 counts as two.
+Shapes: D features, C classes, N rows, N_k of client k; ' transposes; a number in float64 counts as two.
 Sent: down 2 (C D + 2 C), D features, whenever it changes; up once D (D + 1) + 2 (C D + C), D features (texts, and class
 means alone: 2 (C D + C)). Kept: client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k.
-Deviations from the papers: (1) By default the map is random, or made of two photographs, and not pre-trained, so that
-no other data are needed. (2) Each client has its own class shares in the place of the federation's. (3) Classes without
-rows are left out. (4) FedCOF estimates a covariance for each class and fits one-hot classes by ridge regression. Here
-all classes have one covariance, and the classifier is the same as with S. (5) AFL takes its regularization away again
-in the end; "ridge" keeps it, as Fed3R does.
+Deviations from the papers (GH-OFL, arXiv:2602.01186; Fed3R, arXiv:2406.01116; FedCOF, NeurIPS 2025, arXiv:2412.14326;
+AFL, CVPR 2025, arXiv:2405.16240): (1) By default the map is random, or made of two photographs, and not pre-trained, so
+that no other data are needed. (2) Each client has its own class shares in the place of the federation's. (3) Classes
+without rows are left out. (4) FedCOF estimates a covariance for each class and fits one-hot classes by ridge
+regression. Here all classes have one covariance, and the classifier is the same as with S. (5) AFL takes its
+regularization away again in the end; "ridge" keeps it, as Fed3R does. (6) The penalty of "ridge" is relative to tr(S);
+Fed3R and AFL have an absolute lambda.
 """
 
 from __future__ import annotations
@@ -187,8 +193,8 @@ class ClosedForm(Method):
         solved_model.receive(client, message)
         if "solution" in message:
             solution = get_group(message, "solution")
-            is_chosen = self.temperature is None
-            solved_model.keep(client, solution, lambda x: self._scores(client.model, x, client.state), is_chosen)
+            has_temperature = self.temperature is None and self.classifier == "discriminant"
+            solved_model.keep(client, solution, lambda x: self._scores(client.model, x, client.state), has_temperature)
         return {}
 
     def _temperature(self, context: Context, name: str = "temperature") -> float:

@@ -1,13 +1,13 @@
 """Moments of pairs of columns, summed over whoever has both, and the linear model of any set of columns.
 
 Features stand by column, so that a column that a client lacks takes nothing else with it: of a number z (standardized)
-z and max(z - t, 0), t = -1.2, -0.4, 0.4, 1.2; of a category a 0/1 number each.
+z and max(z - u, 0), u = -1.2, -0.4, 0.4, 1.2; of a category a 0/1 number each.
 
     client:   N_c[i, j] = rows of class c that have the columns i and j
-              A_c[f, j] = sum over them of phi_f, i the column of f
+              M_c[f, j] = sum over them of phi_f, i the column of f
               P[f, g] = sum over the rows of all classes that have both columns of phi_f phi_g
-    added up: mu_c[f] = A_c[f, i] / N_c[i, i]
-              Sigma[f, g] = (P[f, g] - sum_c A_c[f, j] A_c[g, i] / N_c[i, j]) / sum_c N_c[i, j],  0 where that is 0
+    added up: mu_c[f] = M_c[f, i] / N_c[i, i]
+              Sigma[f, g] = (P[f, g] - sum_c M_c[f, j] M_c[g, i] / N_c[i, j]) / sum_c N_c[i, j],  0 where that is 0
 
 A Gaussian without some of its columns is had by leaving their rows and columns of mu and Sigma out. Sigma's entries are
 of different rows, so that it may have negative eigenvalues: these become 0 (the nearest matrix without any).
@@ -135,7 +135,7 @@ def are_possible(sums: Sums, rows: int, places: Tensor, column_D: Tensor) -> boo
 
 
 def _are_sums_of_squares(sums_CDJ: Tensor, pairs_CDJ: Tensor, squares_D: Tensor) -> bool:
-    """Whether sums are 0 without rows, and sum_c A_c[f, j]^2 / N_c[i, j] <= P[f, f] (Cauchy and Schwarz)."""
+    """Whether sums are 0 without rows, and sum_c M_c[f, j]^2 / N_c[i, j] <= P[f, f] (Cauchy and Schwarz)."""
     if bool(sums_CDJ[pairs_CDJ == 0].any()):
         return False
     least_DJ = (sums_CDJ.square() / pairs_CDJ.clamp(min=1)).sum(dim=0)
@@ -164,10 +164,10 @@ def marginal(sums: Sums, column_D: Tensor, places: Tensor) -> dict[str, Tensor]:
     features = torch.isin(column_D, places)
     own_D = torch.searchsorted(places, column_D[features])  # which of `places` is the column's
     pairs_CJJ = _squares(sums["pairs"], sums["sums"].shape[2])[:, places][:, :, places].double()  # N_c[i, j]
-    sums_CDJ = sums["sums"][:, features][:, :, places]  # A_c[f, j]
+    sums_CDJ = sums["sums"][:, features][:, :, places]  # M_c[f, j]
     products_DD = unpack(sums["products"], len(column_D))[features][:, features]  # P[f, g]
     n_CD = pairs_CJJ[:, own_D, own_D]
-    total_CD = sums_CDJ[:, torch.arange(len(own_D)), own_D]  # A_c[f, i], i the column of f
+    total_CD = sums_CDJ[:, torch.arange(len(own_D)), own_D]  # M_c[f, i], i the column of f
     overall_D = total_CD.sum(dim=0) / n_CD.sum(dim=0).clamp(min=1)
     mean_CD = torch.where(n_CD > 0, total_CD / n_CD.clamp(min=1), overall_D)
     within_DD = products_DD.clone()

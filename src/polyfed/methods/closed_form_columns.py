@@ -2,19 +2,24 @@
 (after Friedman, JASA 1989, on moments by pairwise deletion, Little and Rubin 2002).
 
 Of a federation's columns (a recipe's [data.features]) each client has some. phi stands by column: of a number z and
-max(z - t, 0) at four t, of a category a 0/1 number each. The equations of the sums N_c, A_c and P, of mu and of Sigma
-are those of `functional.column_moments`.
+max(z - u, 0) at four u, of a category a 0/1 number each. i and j are the columns of the features f and g.
 
 round 1, "scale"  everybody who is there: of each of its columns the number of values, their sum, that of their squares
                   server: mean and deviation of each column over whoever has it; z = (value - mean) / deviation.  A
-                  column of which nobody was there keeps mean 0 and deviation 1          `own_columns.scale_of`
-then, once        client k: N_c, A_c and P of its rows, with what each row has           `column_moments.sum_rows`
+                  column of which nobody was there keeps mean 0 and deviation 1, one that does not vary deviation 1
+                                                                                         `own_columns.scale_of`
+then, once        client k, of its rows, with what each row has                          `column_moments.sum_rows`
+                      N_c[i, j] = rows of class c that have the columns i and j,  M_c[f, j] = sum over them of phi_f
+                      P[f, g] = sum over the rows of all classes that have i and j of phi_f phi_g
                   server: adds them up                                                   `aggregate`
-for client k      mu and Sigma of the columns that k has                                 `column_moments.marginal`
+for client k      of the columns that k has                                              `column_moments.marginal`
+                      mu_c[f] = M_c[f, i] / N_c[i, i],  of a class without rows in i the mean over all classes
+                      Sigma[f, g] = (P[f, g] - sum_c M_c[f, j] M_c[g, i] / N_c[i, j]) / sum_c N_c[i, j]
                   A = (1 - s) Sigma + s tr(Sigma) / D I,  W = A^-1 mu',  b_c = - mu_c' W_c / 2;  their means over
                   classes are taken from both                                            `closed_forms.discriminant_of`
 prediction:       softmax(t (phi(x)' W + b) + log pi),  pi: the client's own class shares; t: as in closed-form
-Missing values:   a row counts in the sums of what it has; in a prediction its feature is the mean over all rows.
+Missing values:   a row counts in the sums of what it has; in a prediction its feature is the mean of the mu_c, which
+                  count by the rows of class c in that column of the client's which has most of them
 Numbers:          W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y),  b = mean y - mu' W;  y is one more column,
                   in each client's own unit
 
@@ -30,8 +35,9 @@ Sent: up 2 * 3 J, then until they are taken in 2 (C J (J + 1) / 2 + C D J + D (D
 one more, C is 1, and no shares go down. Kept: client: what it has received, its class shares, t; server: the sums, who
 is in them, mean and deviation of columns.
 Deviations from the papers: (1) A pair of columns that no client has both of counts as uncorrelated. (2) Sigma of pairs
-of different rows may have negative eigenvalues; they become 0, and the share of the trace that they had is in the
-round's record (`repaired`), as is the number of such pairs (`pairs_without_rows`).
+of different rows may have negative eigenvalues; they become 0. The round's record has the share of the trace that they
+had, the largest over the sets of columns that clients have (`repaired`), and the number of pairs without rows
+(`pairs_without_rows`).
 """
 
 from __future__ import annotations

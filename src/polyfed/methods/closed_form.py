@@ -3,7 +3,7 @@
 
 phi: a map that nobody trains, the same at every client and never sent (`functional.feature_maps`): of images by
      filters made of two photographs, else drawn from the run's seed.
-client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S_k = sum of phi(x) phi(x)' over all N_k
+client k, once:  n_k[c] = rows of class c,  M_k[c] = sum of phi(x) over them,  S_k = sum of phi(x) phi(x)' over all rows
 server:          n, M, S = sums over the clients heard;  N = sum_c n_c,  mu_c = M_c / n_c
                  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I
                  W = A^-1 mu',  b_c = - mu_c' W_c / 2;  their means over classes are taken from both;  A = I if tr = 0
@@ -30,8 +30,7 @@ numbers y                     n, M, S      `ridge`, of (phi(x), y) as one class:
                                            client's own unit
 
 Views:    with training.augmentation phi(x) and phi(x) phi(x)' of a row are means over its views: the image and four
-          shifts of it, with crop-flip each mirrored, too. n_k counts rows; a row still changes a sum by its norm at
-          most.
+          shifts of it, with crop-flip mirrored, too. n_k counts rows; a row still changes a sum by its norm at most.
 Upload:   n_k, M_k / N_k, S_k / N_k, which do not grow with the rows. The server multiplies by N_k again, and leaves out
           sums that no rows can have; they are not sent again.
 Private:  with `unit_features` rows of phi have norm 1; n_k, M_k and S_k go up as they are and, with [privacy], with
@@ -40,7 +39,7 @@ No network is trained or sent. But for class means alone, any grouping of the ro
 
 Shapes: D features, C classes, N rows, N_k of client k; ' transposes; a number in float64 counts as two.
 Sent: down 2 (C D + 2 C), D features, whenever it changes; up once D (D + 1) + 2 (C D + C), D features (texts, and class
-means alone: 2 (C D + C)). Kept: client: phi, W, b, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k.
+means alone: 2 (C D + C)). Kept: client: phi, W, b, t, n_k / N_k; server: n, M, S, W, b, with `keep_sums` n_k, M_k, S_k.
 Deviations from the papers (GH-OFL, arXiv:2602.01186; Fed3R, arXiv:2406.01116; FedCOF, NeurIPS 2025, arXiv:2412.14326;
 AFL, CVPR 2025, arXiv:2405.16240): (1) By default the map is random, or made of two photographs, and not pre-trained, so
 that no other data are needed. (2) Each client has its own class shares in the place of the federation's. (3) Classes

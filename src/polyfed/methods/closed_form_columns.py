@@ -6,8 +6,7 @@ max(z - u, 0) at four u, of a category a 0/1 number each. i and j are the column
 
 round 1, "scale"  everybody who is there: of each of its columns the number of values, their sum, that of their squares
                   server: mean and deviation of each column over whoever has it; z = (value - mean) / deviation.  A
-                  column of which nobody was there keeps mean 0 and deviation 1, one that does not vary deviation 1
-                                                                                         `own_columns.scale_of`
+                  column without values has mean 0 and deviation 1, a constant one deviation 1  `own_columns.scale_of`
 then, once        client k, of its rows, with what each row has                          `column_moments.sum_rows`
                       N_c[i, j] = rows of class c that have the columns i and j,  M_c[f, j] = sum over them of phi_f
                       P[f, g] = sum over the rows of all classes that have i and j of phi_f phi_g

@@ -1,8 +1,7 @@
 """FedGen: clients learn from features that a server-trained generator makes (Zhu, Hong and Zhou, ICML 2021).
 
 G(z, y) makes what enters the head h from noise z and a class y; f is the whole network, of D features and C classes.
-Lines are the paper's or the authors' code's.
-Generator: G = Linear, BatchNorm, ReLU, Linear of z and y one-hot                       `generate` (code, see 2)
+Generator: G = Linear, BatchNorm, ReLU, Linear of z and y one-hot             `generate` (the authors' code, see 2)
 Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)                     `loss` (paper)
                + a_t CE(h(G(z', y')), y')                    y' drawn as often as the clients have it (paper, see 1, 3)
                + b_t KL(softmax h(G(z, y)) || softmax f(x))  y of the batch; softmax h(G(z, y)) is a constant (code)

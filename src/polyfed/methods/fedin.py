@@ -24,11 +24,10 @@ others' pairs by batch statistics and keeps its running ones, with which pairs a
 `level std(s)` is the noise's standard deviation, as in the paper's main text; its appendix has `N(0, 0.8 sigma^2)`. (6)
 If there are more pairs than a batch has rows (the paper's figure 6d), steps cycle through them in random order. (7)
 Projections are the paper's future work, described only as linear. Ours are fixed and orthogonal, and depend on the
-width instead of the client. (8) `feature_clip` bounds what is sent; the paper's
-features have no bound. (9) w^{t-1} in eq. 3 is "the weights of client k" one round before. It is read as the received
-weights, as in FedProx. (10) Gradients are combined tensor by tensor, with an a and a b for each. (11) BatchNorm's
-running statistics are sent and averaged with the weights, where the paper's section 4.3 does without. Its batch counter
-stays with the client.
+width instead of the client. (8) `feature_clip` bounds what is sent; the paper's features have no bound. (9) w^{t-1} in
+eq. 3 is "the weights of client k" one round before. It is read as the received weights, as in FedProx. (10) Gradients
+are combined tensor by tensor, with an a and a b for each. (11) BatchNorm's running statistics are sent and averaged
+with the weights, where the paper's section 4.3 does without. Its batch counter stays with the client.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ Sources: HETLoRA, arXiv:2401.06432; FlexLoRA, arXiv:2402.11505; FLoRA, arXiv:240
 Sent: down P_A(r) + P_h (stack: those of all clients); up P_A(r) + P_h. Kept: server: A, B, head; stack: the last
 updates, the sum of all, who has added how many; client: how many it has added to W.
 Deviations from the paper: (1) All rules have s_k = alpha / r_k; FLoRA's code has one s. (2) Heads are averaged under
-every rule. (3) HETLoRA also prunes ranks, and weights clients by the norm of their updates. (4) `slices` averages
-A and B apart; raFLoRA divides each client's update, of both, into parts by rank and averages each part over those that
+every rule. (3) HETLoRA also prunes ranks, and weights clients by the norm of their updates. (4) `slices` averages A and
+B apart; raFLoRA divides each client's update, of both, into parts by rank and averages each part over those that
 contribute to it. (5) A client that missed a round of `stack` gets the sum of all updates. (6) Stacked updates are kept
 beside W, at 4 I O bytes per layer. (7) The initial A is uniform within 1 / sqrt(I).
 """

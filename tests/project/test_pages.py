@@ -1,7 +1,8 @@
 """Every page as a reader would follow it: its files are written, its code and commands are run, in order.
 
 A block whose first line names a file is saved. Commands that take longer are parsed instead, with their recipes and
-methods; those of three pages are run with fewer rounds and rows in the slow tests.
+methods; those of three pages are run with fewer rounds and rows in the slow tests. Where all commands are run, a block
+of text after Python is what it prints; digits may differ, as they do between machines.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ WITHOUT_CODE = {
     "docs/reference/records.md": "reads a run",
     "docs/deployment.md": "needs Flower",
 }
+NUMBER = re.compile(r"\d[\d.]*")
 TRANSLATED = "docs/coming-from-pfllib.md"  # its runs of a method and of that method's translation end alike
 
 
@@ -123,22 +125,35 @@ def follow(
         fewer: command -> options to add, for less work.
     """
     names: dict[str, object] = {"__name__": page}
+    printed = None
     for language, text in blocks(page):
+        if language == "text" and printed is not None:
+            assert NUMBER.sub("0", printed) == NUMBER.sub("0", text), f"{page}: {printed}"
+        printed = None
         if save(text):
             continue
         if language == "python" and code:
+            capsys.readouterr()
             exec(compile(text, page, "exec", dont_inherit=True), names)
+            printed = capsys.readouterr().out if run else None
         elif language == "bash":
-            for words in commands(text):
-                if words[0] == "make":
-                    assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
-                elif words[0] == "python" and Path(words[1]).is_file():
-                    runpy.run_path(words[1], run_name="__main__")
-                elif words[0] == "polyfed" and (not run or (fewer is None and "recipes/" in " ".join(words))):
-                    check(words)
-                elif words[0] == "polyfed" and cli.status([*words[1:], *(fewer or {}).get(words[1], [])]) != 0:
-                    error = capsys.readouterr().err
-                    assert "pip install 'polyfed[" in error, (words, error)  # an extra is not installed here
+            follow_commands(text, run, capsys, fewer)
+
+
+def follow_commands(
+    text: str, run: bool, capsys: pytest.CaptureFixture[str], fewer: Mapping[str, list[str]] | None
+) -> None:
+    """Run or parse the commands of one block; see `follow`."""
+    for words in commands(text):
+        if words[0] == "make":
+            assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
+        elif words[0] == "python" and Path(words[1]).is_file():
+            runpy.run_path(words[1], run_name="__main__")
+        elif words[0] == "polyfed" and (not run or (fewer is None and "recipes/" in " ".join(words))):
+            check(words)
+        elif words[0] == "polyfed" and cli.status([*words[1:], *(fewer or {}).get(words[1], [])]) != 0:
+            error = capsys.readouterr().err
+            assert "pip install 'polyfed[" in error, (words, error)  # an extra is not installed here
 
 
 @pytest.mark.usefixtures("_reader")

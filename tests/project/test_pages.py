@@ -234,6 +234,17 @@ def test_options_that_are_named_exist() -> None:
     assert {(where, option) for where, text in texts for option in OPTION.findall(text) if option not in known} == set()
 
 
+def test_commands_give_each_option_once() -> None:
+    """The parser takes the last of two values; only --set and --logger take several."""
+    bash = [text for page in PAGES for language, text in blocks(page) if language == "bash"]
+    comments = [re.sub("(?m)^# +", "", path.read_text(encoding="utf-8")) for path in (ROOT / "recipes").rglob("*.toml")]
+    lines = [line for text in [*bash, *comments] for line in text.replace("\\\n", " ").splitlines()]
+    for line in lines:
+        command = line.split(" and ")[0]  # a comment may go on in words
+        once = [word for word in command.split() if word.startswith("--") and word not in ("--set", "--logger")]
+        assert not command.startswith("polyfed ") or len(once) == len({*once}), line
+
+
 # how long pages are ---------------------------------------------------------------------------------------------------
 
 HOW_TO = ("data", "deployment", "privacy", "coming-from-flower", "coming-from-htfllib", "coming-from-pfllib")

@@ -152,7 +152,6 @@ def test_a_method_by_name_from_the_run_to_what_is_made_of_it(project: Path, caps
     np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))
     for after in (
         ["predict", folder, "new.npy", "--client", "0", "--trust"],
-        ["plot", folder, "--figures", "clients"],
         ["audit", "leakage", folder, "--images", "1", "--steps", "1", "--trust"],
         ["report", folder],
         [*words, "--resume"],

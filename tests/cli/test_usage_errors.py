@@ -119,6 +119,7 @@ WORDS = [
     (["run", "tiny.toml", "--seed", "one"], "invalid value for '--seed': 'one' is not a valid integer"),
     (["run", "tiny.tom"], "got 'tiny.tom', which is not there; did you mean 'tiny.toml'?"),
     (["run", "tiny.toml", "--resume", "--overwrite"], "expected one of --resume and --overwrite, got both"),
+    (["run", "tiny.toml", "--preset", "a", "--preset", "b"], "expected --preset once, got it 2 times"),
     (["compare", "tiny.toml", "--methods", "local,,fedgh"], "expected --methods as names"),
     (["compare", "tiny.toml", "--methods", "local", "--seeds", "0,a"], "expected --seeds as whole numbers"),
     (

@@ -71,5 +71,5 @@ def test_every_method_says_what_form_its_uploads_have() -> None:
     """Else a node's upload of any names, shapes and types would reach `aggregate`."""
     for name in METHODS:
         form = METHODS[name].upload_form
-        assert form is not None, name
+        assert form is not None, f"{name}: expected upload_form at the end of its class"
         assert bool(form) == (name != "local"), name

@@ -25,7 +25,7 @@ from typer.core import TyperCommand
 from polyfed import registry
 from polyfed.cli import deploy_commands, list_commands, report_commands, run_commands
 from polyfed.cli.output import print_stderr
-from polyfed.errors import PolyfedError, RunError, RunInterrupted
+from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
 from polyfed.signals import exit_status, raise_on_termination
 
 
@@ -34,7 +34,15 @@ class OutputClosed(Exception):
 
 
 class Command(TyperCommand):
-    """A command whose help says what its arguments are, and shows brackets as they are."""
+    """A command that takes each option once, and whose help says what its arguments are."""
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        """Read the words; of an option given twice the first value would have no effect."""
+        _, _, given = self.make_parser(context).parse_args(args=[*args])
+        single = [one for one in given if not (one.multiple or getattr(one, "is_flag", True))]
+        if again := next((one for one in single if single.count(one) > 1), None):
+            raise ConfigError(f"expected {again.opts[0]} once, got it {single.count(again)} times")
+        return super().parse_args(context, args)
 
     def format_options(self, context: Any, formatter: Any) -> None:
         """Write the sections of arguments and options."""

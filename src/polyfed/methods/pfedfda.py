@@ -19,11 +19,11 @@ The head is solved in `functional.closed_forms.discriminant_of`. mu and Sigma ar
 the "own" ones. mu starts uniform in [0, 1), Sigma at I. Folds are stratified; classes of one row are left out of them,
 and without any other class beta_k = 0. beta_k is found by L-BFGS from 1/2, in ten steps at most.
 Sent: down P_f + C D + D (D + 1) / 2; up as many + 1. Kept: server: f, mu, Sigma.
-Deviations from the paper (arXiv:2411.00329) and the authors' code, (1) to (4) from the code: (1) Statistics are of one
-pass after training, in eval mode; the code collects those of all training passes. (2) The code adds I to V_k, and 1e-4
-to all of its entries; here it is `ridge` I. With 1e-4 I and fewer rows than features training diverged. (3) beta_k is
-bounded by L-BFGS-B; the code clips it. (4) In the code m_k[c] is mu[c] also for classes of one or two rows: in the
-folds, in the centering of V_k and in the mixture. (5) BatchNorm's statistics of f are averaged like weights.
+Deviations from the paper (arXiv:2411.00329) and the authors' code, all but the last from the code: (1) Statistics are
+of one pass after training, in eval mode; the code collects those of all training passes. (2) The code adds I to V_k,
+and 1e-4 to all of its entries; here it is `ridge` I. With 1e-4 I and fewer rows than features training diverged. (3)
+beta_k is bounded by L-BFGS-B; the code clips it. (4) In the code m_k[c] is mu[c] also for classes of one or two rows:
+in the folds, in the centering of V_k and in the mixture. (5) BatchNorm's statistics of f are averaged like weights.
 """
 
 from __future__ import annotations

@@ -107,6 +107,11 @@ ADDED = [  # a line before that of the tuning seeds, and what is said
         ("tuning_seeds = [100]", "", "tuning_seeds: expected some beside [tuning], got none"),
         ("[tuning.fedproto]", "[tuning.fd]", "tuning: expected methods that are compared (fedgh, fedproto), got fd"),
         (
+            "tuning_seeds = [100]",
+            'controls = ["pooled"]\ntuning_seeds = [100]\n[tuning.pooled]\nheader_lr = [1, 2]',
+            'tuning.pooled: expected settings of [training], as "training.lr", got header_lr',
+        ),
+        (
             "[tuning.fedproto]",
             "[tuning.pooled]",
             "tuning: expected methods that are compared (fedgh, fedproto), got pooled",

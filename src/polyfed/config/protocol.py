@@ -205,6 +205,8 @@ class Protocol(_Table):
 
     def _unequal_trials(self, setting: str) -> Iterator[str]:
         tuning = self.tuning_of(setting)
+        if strange := [key for key in tuning.get("pooled", {}) if not key.startswith("training.")]:
+            yield f'tuning.pooled: expected settings of [training], as "training.lr", got {strange[0]}'
         compared = tuning.keys() & {"local", "pooled", *self.methods_of(setting)}
         numbers = {name: self.trials(setting, name) for name in tuning if name in compared}
         if len(set(numbers.values())) > 1:

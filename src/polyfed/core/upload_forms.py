@@ -114,16 +114,6 @@ def rows_of(width: Size) -> Entry:
     return Entry((_PRESENT, width), FLOATS)
 
 
-def width_of(name: str) -> Callable[[UploadContext], int]:
-    """How wide the tensor of this name is that was sent."""
-
-    def width(known: UploadContext) -> int:
-        down = known.sent.get(name)
-        return down.shape[-1] if isinstance(down, Tensor) else 0
-
-    return width
-
-
 def alike(tensors: Group) -> Members:
     """Tensors of the same names, shapes and types."""
     return Members({name: _same(tensor) for name, tensor in tensors.items()})

@@ -51,7 +51,7 @@ class PhaseData:
         progresses: K clients, those with most steps first.
 
     Attributes:
-        sizes: (S, K) rows of each batch, in main memory; 0 where a client is through. width: B.
+        sizes: (S, K) rows of each batch, in main memory; 0 where a client is through.
         tensors: "x" of all samples; "rows" (S, K, B) of each client's own data, "where" in all data, "labels" and
             "weights"; "drawn" for augmentation; "sizes".
     """
@@ -66,7 +66,6 @@ class PhaseData:
         plan_SKB = _laid_out([progress.batches for progress in progresses], -1)
         rows_SKB = torch.where(plan_SKB < 0, plan_SKB[..., :1], plan_SKB).clamp(min=0)
         rows, where, weights = torch.stack([rows_SKB, rows_SKB + begin_K1, (plan_SKB >= 0).long()]).to(device)
-        self.width = plan_SKB.shape[2]
         self.sizes = (plan_SKB >= 0).sum(dim=2)
         there = [samples.at(device) for samples in held.values()]
         labels = torch.cat([samples.y.to(device) for samples in there])[where]

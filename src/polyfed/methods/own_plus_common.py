@@ -57,8 +57,8 @@ class OwnPlusCommon(ClosedForm):
         return (Exchange("last", who="all", trains=False),)
 
     # server ------------------------------------------------------------------------------------------------
-    def _solve(self, sums: Group, classes: int) -> dict[str, Tensor]:
-        solution = super()._solve(sums, classes)
+    def solve(self, sums: Group, classes: int) -> dict[str, Tensor]:
+        solution = super().solve(sums, classes)
         if self.control == "none":
             return solution
         return {name: tensor if name == "shares" else tensor.roll(1, dims=-1) for name, tensor in solution.items()}

@@ -1,4 +1,4 @@
-"""A linear model that the server has solved: how clients predict by it, and how they get it.
+"""A linear model that the server has solved: how a client keeps it, and predicts by it.
 
 In a client's state: "solution", W (D, C) and b (C,) as "weight" and "bias", of classes also the federation's shares as
 "shares" (C,); "own shares" (C,), the client's; "temperature", t, where its validation rows have chosen one.
@@ -8,7 +8,7 @@ Shapes: N rows, D features, C classes; where numbers are predicted C is 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -16,9 +16,8 @@ from torch import Tensor
 
 from polyfed.core import inference
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, State, get_group, get_tensor, members
+from polyfed.core.message import Group, get_tensor
 from polyfed.core.method import Context
-from polyfed.core.server import Server
 from polyfed.functional.calibration import fit_temperature
 
 
@@ -61,53 +60,3 @@ def shares_of(context: Context, prior: Literal["own", "federation"], device: tor
     """The federation's shares of classes (C,), and pi (C,): these or the client's own."""
     known_C: Tensor = context["solution"]["shares"].to(device)
     return known_C, known_C if prior == "federation" else context["own shares"].to(device)
-
-
-# solutions on their way ----------------------------------------------------------------------------------------------
-# They are numbered: "version" is the number of the latest, 0 before the first. A client sends the version that it has,
-# and its sums until it was heard; the server keeps the "versions" last sent by those who were heard.
-
-
-def renew(server: Server, solution: Group) -> None:
-    """A new version."""
-    server.state["solution"] = dict(solution)
-    server.state["version"] = next_version(server.state)
-
-
-def next_version(state: State) -> Tensor:
-    """1 is the first."""
-    return get_tensor(state, "version") + 1 if "version" in state else torch.tensor(1)
-
-
-def is_heard(server: Server, client_id: int) -> bool:
-    """Whether the client's sums have come."""
-    return str(client_id) in members(server.state, "versions")
-
-
-def note_versions(server: Server, uploads: Mapping[int, Message]) -> None:
-    """From now on these clients are heard, and have the versions that they say."""
-    told = {str(i): get_tensor(message, "version") for i, message in uploads.items() if "version" in message}
-    if told:
-        server.state["versions"] = {**members(server.state, "versions"), **told}
-
-
-def broadcast(server: Server, client_id: int) -> Message:
-    """Whether the client was heard; the latest solution, if it has another one, and its version."""
-    has = members(server.state, "versions").get(str(client_id))
-    message: State = {} if has is None else {"heard": torch.ones((), dtype=torch.uint8)}
-    if "version" not in server.state:
-        return message
-    version = get_tensor(server.state, "version")
-    if has is None or int(has) != int(version):
-        message["version"] = version
-        if "solution" in server.state:
-            message["solution"] = dict(get_group(server.state, "solution"))
-    return message
-
-
-def receive(client: Client, message: Message) -> None:
-    """Note the version, and whether the client was heard."""
-    if "version" in message:
-        client.state["version"] = get_tensor(message, "version").clone()
-        client.state.pop("solution", None)  # where all who had sent something have been forgotten, none follows
-    client.state["heard"] = torch.tensor("heard" in message)

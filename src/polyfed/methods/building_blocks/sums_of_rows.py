@@ -1,12 +1,7 @@
-"""Sums of rows on their way: how an upload holds them, their noise, and those of each client that a server keeps.
-
-In the server's state: "sums" of all, and with `keep` "sums of client 7", and "order", in which they came: numbers that
-are added up in another order are rounded otherwise.
-"""
+"""Sums of rows of a client: how they are made, their noise, and the form in which an upload holds them."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import json
@@ -18,7 +13,7 @@ from torch import Tensor
 
 from polyfed.core import inference
 from polyfed.core.client import Client
-from polyfed.core.message import Group, State, get_group, get_tensor, members, to_bytes
+from polyfed.core.message import Group, get_group, members, to_bytes
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Members, UploadContext, UpTo
@@ -132,32 +127,3 @@ def normals(client: Client, noise: float, use_views: bool, names: Sequence[str])
     parts = (facts, to_bytes({"map": get_group(client.state, "map"), "y": train.y}), *rows)
     digests = b"".join(hashlib.sha256(part).digest() for part in parts)
     return KeyedGaussian(hmac.digest(client.secret, b"sums" + digests, "sha256"))
-
-
-# at the server ----------------------------------------------------------------------------------------------------
-
-
-def collect(server: Server, client_id: int, sums: Group, keep: bool) -> None:
-    """Add a client's sums to those of the others; keep its own beside them, so that they can be taken out."""
-    before = members(server.state, "sums")
-    server.state["sums"] = add(before, sums) if before else dict(sums)
-    if keep:
-        server.state[f"sums of client {client_id}"] = dict(sums)
-        server.state["order"] = torch.tensor([*kept_clients(server.state), client_id])
-
-
-def kept_clients(state: State) -> list[int]:
-    """Whose sums are kept, in the order in which they came."""
-    return [int(number) for number in get_tensor(state, "order")] if "order" in state else []
-
-
-def without_client(state: State, client_id: int) -> dict[str, Any]:
-    """The state with the others' sums, added up anew, so that not even a rounding is left of the client's."""
-    others = [number for number in kept_clients(state) if number != client_id]
-    left = {
-        name: value for name, value in state.items() if name not in (f"sums of client {client_id}", "sums", "order")
-    }
-    if others:
-        sums = functools.reduce(add, (get_group(left, f"sums of client {number}") for number in others))
-        left |= {"sums": dict(sums), "order": torch.tensor(others)}
-    return left

@@ -14,7 +14,7 @@ import argparse
 import torch
 from _common import finished_run, personal_models, representations_of
 
-from polyfed.functional.kernels import cka
+from polyfed.functional.kernel_similarity import cka
 
 
 def main() -> None:

@@ -26,7 +26,8 @@ from _common import finished_run, representations_of
 from torch import Tensor
 
 from polyfed.functional.centering import center
-from polyfed.functional.kernels import Factor, MeanKernelFactor, cka
+from polyfed.functional.kernel_similarity import cka
+from polyfed.functional.mean_kernel_factor import Factor, MeanKernelFactor
 
 
 @dataclass(frozen=True)

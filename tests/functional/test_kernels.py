@@ -8,9 +8,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from polyfed.functional import kernels
+from polyfed.functional import kernel_similarity, mean_kernel_factor
 from polyfed.functional.centering import center, center_and_scale
-from polyfed.functional.kernels import MeanKernelFactor, alignment, cka
+from polyfed.functional.kernel_similarity import alignment, cka
+from polyfed.functional.mean_kernel_factor import MeanKernelFactor
 from tests.helpers.kernels import draw, kernel_factor, numpy_cka, rotation
 
 F64 = torch.float64
@@ -122,7 +123,7 @@ def test_gradient_by_finite_differences_against_the_definition(rows, d, r):
 @pytest.mark.parametrize(("rows", "d", "e"), [*SHAPES[:1], *SHAPES[2:4], *SHAPES[5:]])
 @pytest.mark.parametrize("block", [512, 7])
 def test_autograd_is_the_closed_form(rows, d, e, block, monkeypatch):
-    monkeypatch.setattr(kernels, "BLOCK", block)
+    monkeypatch.setattr(kernel_similarity, "WIDE", block)
     if block == 7 and rows > 100:
         rows, d, e = 53, 52, 54
     for a, b in ((draw(rows, d) + 3, 5 * draw(rows, e, seed=1)), (5 * draw(rows, e, seed=1), draw(rows, d) + 3)):
@@ -137,7 +138,7 @@ def test_autograd_is_the_closed_form(rows, d, e, block, monkeypatch):
 
 @pytest.mark.parametrize(("d", "block"), [(2, 512), (6, 2)])
 def test_second_derivatives(d, block, monkeypatch):
-    monkeypatch.setattr(kernels, "BLOCK", block)
+    monkeypatch.setattr(kernel_similarity, "WIDE", block)
     a, f = (draw(4, d) + 1).requires_grad_(), draw(4, 5, seed=1)
     assert torch.autograd.gradgradcheck(alignment, (a, f))
     (through,) = torch.autograd.grad(torch.autograd.grad(alignment(a, f), a, create_graph=True)[0].square().sum(), a)
@@ -147,7 +148,7 @@ def test_second_derivatives(d, block, monkeypatch):
 
 @pytest.mark.parametrize(("d", "block"), [(6, 512), (60, 8)])
 def test_under_functional_transforms(d, block, monkeypatch):
-    monkeypatch.setattr(kernels, "BLOCK", block)
+    monkeypatch.setattr(kernel_similarity, "WIDE", block)
     a, f = torch.stack([draw(30, d, seed=s) for s in range(3)]), draw(30, 40, seed=9)
     vmap, grad = torch.func.vmap, torch.func.grad
     torch.testing.assert_close(vmap(alignment, in_dims=(0, None))(a, f), torch.stack([alignment(x, f) for x in a]))
@@ -201,7 +202,7 @@ def up_to_scale(factor, k_bar):
 @pytest.fixture(params=["columns", "kernel"])
 def gathered_as(request, monkeypatch):
     """What is gathered where it is not exact: columns, or from the client of 70 columns on the kernel of 60 rows."""
-    monkeypatch.setattr(kernels, "KERNEL_ROWS", {"columns": 59, "kernel": 60}[request.param])
+    monkeypatch.setattr(mean_kernel_factor, "KERNEL_ROWS", {"columns": 59, "kernel": 60}[request.param])
     return request.param
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.functional.kernels import Factor, MeanKernelFactor
+from polyfed.functional.mean_kernel_factor import Factor, MeanKernelFactor
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -74,3 +74,9 @@ def same_rows(a_LD: Tensor, b_LE: Tensor) -> None:
             f"expected representations (L, D) and (L, E) of the same L inputs, got {tuple(a_LD.shape)} and "
             f"{tuple(b_LE.shape)}"
         )
+
+
+def smaller_gram(a_LD: Tensor) -> tuple[Tensor, Tensor]:
+    """||A^T A||_F^2 = ||A A^T||_F^2 (0-d), and the smaller of A^T A and A A^T."""
+    gram = a_LD.mT @ a_LD if a_LD.shape[1] <= a_LD.shape[0] else a_LD @ a_LD.mT
+    return gram.square().sum(), gram

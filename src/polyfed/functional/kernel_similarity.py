@@ -1,9 +1,20 @@
 """The ways to compare representations of the same inputs (FedHeNN), behind `kernel_distance`.
 
     similarity    distance to a target                        a factor as the target
-    linear        1 - CKA of linear kernels, `kernels.py`     yes, of any mean of kernels
+    linear        1 - CKA of linear kernels                   yes, of any mean of kernels
     rbf           1 - CKA of RBF kernels                      yes, of a mean of RBF kernels
     procrustes    orthogonal Procrustes distance              no: it compares no kernels
+
+Linear centered kernel alignment (CKA). With Ac = A minus its column means, K = A A^T and H = I - 1 1^T / L:
+
+    CKA(K_a, K_b) = HSIC(K_a, K_b) / sqrt(HSIC(K_a, K_a) HSIC(K_b, K_b)),   HSIC(K, M) = tr(K H M H) / (L - 1)^2
+                  = ||Bc^T Ac||_F^2 / (||Ac^T Ac||_F ||Bc^T Bc||_F)                         (L x L is never formed)
+
+Makhija et al., ICML 2022, section 3.4; Kornblith et al., ICML 2019. The paper's eq. 4 leaves out the centering, without
+which its two sides differ; here both sides are always centered. CKA does not change under rotation, scaling (s != 0) or
+translation of a representation; it does change under a general invertible map. If what centering leaves is at most 32
+machine epsilons of max|A|, all rows are equal as far as the numbers can tell: CKA is 0 and so is its gradient. (A fixed
+bound on ||Ac^T Ac||_F does not do: it grows with L and d, even when only rounding is left.)
 
 RBF kernels, exact on the rows given, and Nystroem features for their mean:
 
@@ -24,7 +35,7 @@ values above rounding enter, so it is finite for repeated values and for zeros, 
 and V are never differentiated. Where all rows of A, or of M, are equal, d is 2, the largest,
 and has no gradient.
 
-Numbers: float32 or wider, autocast off, backward as well. A is centered and divided by max|A| first. Squared distances
+Numbers: float32 or wider, autocast off. A is centered and divided by max|A| first. Squared distances
 come from one product; those that are only rounding count as 0, so equal rows have k = 1 exactly and no gradient
 between them. Alignments use K - 1, which H does not tell from K: 1 would drown a kernel with a large f.
 
@@ -39,10 +50,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from polyfed.functional.centering import center, center_and_scale, max_abs, nonzero, same_rows
-from polyfed.functional.kernels import alignment
+from polyfed.functional.centering import center, center_and_scale, max_abs, nonzero, same_rows, smaller_gram
 
 Similarity = Literal["linear", "rbf", "procrustes"]
+WIDE = 512  # features; of wider representations of fewer rows the L x L kernels are formed in place of B^T A
 _BLOCK = 512  # rows of K_nm at a time
 _MEDIAN_ROWS = 1000  # with more rows, as many evenly spaced ones stand for all: nothing is drawn
 
@@ -67,6 +78,40 @@ def kernel_distance(
         if similarity == "rbf":
             return rbf_alignment(a_LD, target_LE, width, factor)
         return procrustes(a_LD, target_LE)
+
+
+# ---- linear kernels -------------------------------------------------------------------------------------------------
+
+
+def cka(a_LD: Tensor, b_LE: Tensor) -> Tensor:
+    """Linear CKA of two representations of the same L inputs (0-d), not clamped to [0, 1]; B is a constant.
+
+    A factor F stands for the kernel F F^T. Both sides are centered anew on the rows given, so that any common subset
+    of rows (a RAD minibatch) will do; D and E may differ, and be larger than L.
+
+    Raises:
+        ValueError: not two matrices with the same number of rows.
+
+    >>> a = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]])
+    >>> bool((cka(a, -3 * a + 1) - 1).abs() < 1e-6)
+    True
+    """
+    same_rows(a_LD, b_LE)
+    with torch.autocast(a_LD.device.type, enabled=False):
+        a_LD, b_LE = center_and_scale(a_LD, b_LE.dtype), center_and_scale(b_LE.detach(), a_LD.dtype)
+        aa, gram_a = smaller_gram(a_LD)
+        bb, gram_b = smaller_gram(b_LE)
+        if min(a_LD.shape[1], b_LE.shape[1]) <= max(len(a_LD), WIDE):
+            ab = (b_LE.mT @ a_LD).square().sum()
+        else:  # both grams are L x L
+            ab = (gram_a * gram_b).sum()
+        # a norm is 0 only for equal rows, and then so is ab: dividing by 1 leaves value and gradient 0
+        return ab / (nonzero(aa).sqrt() * nonzero(bb).sqrt())
+
+
+def alignment(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
+    """d_CKA = 1 - CKA(K_a, F F^T): FedHeNN's alignment loss in eq. 5 and 6 (0-d)."""
+    return 1 - cka(a_LD, factor_Lr)
 
 
 # ---- RBF kernels ----------------------------------------------------------------------------------------------------
@@ -138,7 +183,7 @@ def nystroem_features(a_LD: Tensor, width_factor: float, landmarks: int, generat
 def _kernel_minus_one(a_LD: Tensor, factor: float) -> Tensor:
     """K - 1 of A with its own median width. The scale is taken out of both, so that no square over- or underflows."""
     ready_LD = center_and_scale(a_LD)
-    distances: Tensor = _Distances.apply(ready_LD)  # type: ignore[no-untyped-call]
+    distances = _squared_distances(ready_LD, ready_LD)
     return torch.expm1(-distances / (2 * (factor * _median(ready_LD)) ** 2))
 
 
@@ -165,28 +210,6 @@ def _squared_distances(a_LD: Tensor, b_ME: Tensor) -> Tensor:
     norms = a_LD.square().sum(1)[:, None] + b_ME.square().sum(1)
     squares = norms - 2 * a_LD @ b_ME.mT
     return torch.where(squares <= 32 * torch.finfo(a_LD.dtype).eps * norms, torch.zeros_like(squares), squares)
-
-
-class _Distances(torch.autograd.Function):
-    """``_squared_distances`` of A with itself; with S = G + G^T the gradient is 2 (diag(S 1) A - S A)."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a_LD: Tensor) -> Tensor:
-        return _squared_distances(a_LD, a_LD)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad_LL: Tensor) -> Tensor:
-        (a_LD,) = ctx.saved_tensors
-        with torch.autocast(a_LD.device.type, enabled=False):
-            both_LL = grad_LL + grad_LL.mT
-            grad_LD: Tensor = 2 * (both_LL.sum(1)[:, None] * a_LD - both_LL @ a_LD)
-            return grad_LD
 
 
 # ---- Procrustes -----------------------------------------------------------------------------------------------------

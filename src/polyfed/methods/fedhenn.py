@@ -9,14 +9,14 @@ server:    draws X;  for every client j, by its latest weights, at first the ini
            F F^T = or ~ H K_bar H up to a factor, which CKA does not see                      `MeanKernelFactor`
            sends X and F                                                                      `broadcast`
 client k:  E epochs of SGD on  CE(f(x; w_k), y) + eta(t) (1 - CKA(K_k, K_bar))  (eq. 6)       `loss`
-           CKA(K, M) = tr(K H M H) / sqrt(tr(K H K H) tr(M H M H)),  H = I - 1 1^T / L centers
+           CKA(K, M) = tr(K H M H) / sqrt(tr(K H K H) tr(M H M H)),  H = I - 1 1^T / L centers  `cka`
 up:        w_k, or A_k with uploads = "kernels"                                               `upload`
 scored:    each client's own network, f(x; w_k)
-CKA, its gradient and F are in `functional.kernels`; F need not be read, as `tests/functional/test_kernels.py` holds it
-against K_bar (`test_exact_and_full_rank_factors_are_the_mean_kernel`). RBF kernels are in
-`functional.kernel_similarity`. The parts that both of the paper's algorithms have are
+`cka` and RBF kernels are in `functional.kernel_similarity`. The parts that both of the paper's algorithms have are
 `building_blocks.kernel_alignment`: eta, the rows of X in a step, the loss's gradient in chunks. K_bar at the server is
-`building_blocks.mean_kernel`, and X on its way `building_blocks.alignment_data`.
+`building_blocks.mean_kernel`, by `functional.mean_kernel_factor`, and X on its way `building_blocks.alignment_data`.
+None of these needs to be read for the equations: `tests/functional/test_kernels.py` holds `cka`, its gradient and F to
+K_bar, L x L and in NumPy, and `tests/methods/test_fedhenn.py` a round of the method.
 Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 Sent: down L inputs + L r; up P (kernels: L d_k). Kept: client: a fixed RAD; server: latest w_k or A_k, a fixed RAD.
 Deviations from the paper: (1) Each step uses `alignment_data.batch` rows of the RAD, drawn anew. The paper uses all L.

@@ -24,7 +24,7 @@ from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry
 from polyfed.errors import RunError
 from polyfed.functional.kernel_similarity import nystroem_features
-from polyfed.functional.kernels import MeanKernelFactor
+from polyfed.functional.mean_kernel_factor import MeanKernelFactor
 from polyfed.validation.effect import ActsWith
 
 NETWORKS_AT_ONCE = 16  # clients whose representations are in memory at the same time

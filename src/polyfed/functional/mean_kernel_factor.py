@@ -1,155 +1,26 @@
-"""Linear centered kernel alignment (CKA) in feature form, and a low-rank factor of the mean kernel (FedHeNN).
+"""A low-rank factor of the mean kernel of many representations (FedHeNN, Makhija et al., ICML 2022, eq. 6).
 
-With Ac = A minus its column means, K = A A^T and H = I - 11^T/L:
+With Ac = A minus its column means, K = A A^T and H = I - 1 1^T / L:
 
-    CKA(K_a, K_b) = HSIC(K_a, K_b) / sqrt(HSIC(K_a, K_a) HSIC(K_b, K_b)),   HSIC(K, M) = tr(K H M H) / (L - 1)^2
-                  = ||Bc^T Ac||_F^2 / (||Ac^T Ac||_F ||Bc^T Bc||_F)                         (L x L is never formed)
-    d_CKA = 1 - CKA,   K_bar = sum_j w_j K_j,   and with F F^T ~ H K_bar H up to scale   CKA(K_a, K_bar) = cka(A, F)
+    K_bar = sum_j w_j K_j,   H K_bar H = sum_j w_j Ac_j Ac_j^T,   F F^T ~ H K_bar H up to scale
 
-Makhija et al., ICML 2022, section 3.4; Kornblith et al., ICML 2019. The paper's eq. 4 leaves out the
-centering, without which its two sides differ; here both sides are always centered. CKA does not change under rotation,
-scaling (s != 0) or translation of a representation; it does change under a general invertible map.
+so that CKA(K_a, K_bar) is that of A and F (`kernel_similarity.cka`), and K_bar, L x L, is sent as L x r.
 
-Numbers: float32 or wider, autocast off. A is divided by max|A| first (CKA does not see it). If what centering leaves is
-at most 32 machine epsilons of that, all rows are equal as far as the numbers can tell: CKA is 0 and so is its gradient.
-(A fixed bound on ||Ac^T Ac||_F does not do: it grows with L and d, even when only rounding is left.)
-
-Shapes: L rows (the same inputs for all), D and E feature widths, W columns gathered, r columns of a factor.
+Shapes: L rows (the same inputs for all), D feature width, W columns gathered, r columns of a factor.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from polyfed.functional.centering import center, center_and_scale, max_abs, nonzero, same_rows
+from polyfed.functional.centering import center, center_and_scale, max_abs, nonzero, same_rows, smaller_gram
 
-BLOCK = 512  # features; of wider representations of fewer rows the L x L kernels are formed in place of A^T B
 KERNEL_ROWS = 1024  # most rows for which an L x L kernel is added up: its eigenvectors take some tenths of a second
 _SPARE = 16  # columns that a factor being gathered has beyond its rank
-
-
-# ---- CKA -----------------------------------------------------------------------------------------------------------
-
-
-def cka(a_LD: Tensor, b_LE: Tensor) -> Tensor:
-    """Linear CKA of two representations of the same L inputs (0-d), not clamped to [0, 1]; B is a constant.
-
-    A factor F stands for the kernel F F^T. Both sides are centered anew on the rows given, so that any common subset
-    of rows (a RAD minibatch) will do; D and E may differ, and be larger than L.
-
-    Raises:
-        ValueError: not two matrices with the same number of rows.
-
-    >>> a = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]])
-    >>> bool((cka(a, -3 * a + 1) - 1).abs() < 1e-6)
-    True
-    """
-    same_rows(a_LD, b_LE)
-    value: Tensor = _Cka.apply(a_LD, b_LE.detach())[0]  # type: ignore[no-untyped-call]
-    return value
-
-
-def alignment(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
-    """d_CKA = 1 - CKA(K_a, F F^T): FedHeNN's alignment loss in eq. 5 and 6 (0-d)."""
-    return 1 - cka(a_LD, factor_Lr)
-
-
-# ---- value and gradient --------------------------------------------------------------------------------------------
-
-
-class _Parts(NamedTuple):
-    """What CKA and its gradient are made of.
-
-    a_LD, b_LE: prepared. norm_a, norm_b: ||A^T A||_F, ||B^T B||_F, never 0; ab: ||A^T B||_F^2.
-    gram_a, gram_b: the smaller of A^T A and A A^T, and of B. cross_DE: A^T B; empty where the kernels stand for it.
-    """
-
-    a_LD: Tensor
-    b_LE: Tensor
-    norm_a: Tensor
-    norm_b: Tensor
-    ab: Tensor
-    gram_a: Tensor
-    gram_b: Tensor
-    cross_DE: Tensor
-
-
-def centered_parts(a_LD: Tensor, b_LE: Tensor) -> _Parts:
-    """Those of two representations, which are centered and scaled first: CKA is ab / (norm_a norm_b)."""
-    a_LD, b_LE = center_and_scale(a_LD, b_LE.dtype), center_and_scale(b_LE, a_LD.dtype)
-    (aa, gram_a) = _gram(a_LD)
-    (bb, gram_b) = _gram(b_LE)
-    if min(a_LD.shape[1], b_LE.shape[1]) <= max(len(a_LD), BLOCK):
-        cross_DE = a_LD.mT @ b_LE
-        ab = cross_DE.square().sum()
-    else:  # both grams are L x L
-        cross_DE = a_LD.new_empty(0, 0)
-        ab = (gram_a * gram_b).sum()
-    # a norm is 0 only for equal rows, and then so is ab: dividing by 1 leaves value and gradient 0
-    return _Parts(a_LD, b_LE, nonzero(aa).sqrt(), nonzero(bb).sqrt(), ab, gram_a, gram_b, cross_DE)
-
-
-def _slope(parts: _Parts, peak: Tensor) -> Tensor:
-    """The gradient of CKA in A; peak: what A was divided by.
-
-    (2 / (b c)) [B (B^T Ac) - (a / b^2) Ac (Ac^T Ac)] with a = ||B^T Ac||_F^2, b = ||Ac^T Ac||_F, c = ||B^T B||_F, and B
-    centered. Its columns sum to 0 and it is orthogonal to A: aligning never changes ||A||.
-    """
-    a_LD, b_LE = parts.a_LD, parts.b_LE
-    pull = 2 / (parts.norm_a * parts.norm_b) / nonzero(peak)
-    keep = pull * parts.ab / parts.norm_a.square()
-    formed = parts.cross_DE.numel() > 0
-    towards_LD = b_LE @ (pull * parts.cross_DE.mT) if formed else pull * (parts.gram_b @ a_LD)
-    gram = keep * parts.gram_a
-    slope_LD = towards_LD - (a_LD @ gram if a_LD.shape[1] <= a_LD.shape[0] else gram @ a_LD)
-    return slope_LD - slope_LD.mean(dim=0)  # 0 but for rounding, which would add up in a bias
-
-
-class _Cka(torch.autograd.Function):
-    """CKA, followed by its parts, which are no outputs to anybody else; its gradient in A in closed form from these.
-
-    Where a derivative of the gradient may be asked for (``create_graph``, ``torch.func.grad``), the parts are made
-    anew by operations that have one.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a_LD: Tensor, b_LE: Tensor) -> tuple[Tensor, ...]:
-        with torch.autocast(a_LD.device.type, enabled=False):
-            parts = centered_parts(a_LD, b_LE)
-            return parts.ab / (parts.norm_a * parts.norm_b), *parts
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, None]:
-        if grad is None:
-            return None, None
-        a_LD, b_LE, *made = ctx.saved_tensors
-        with torch.autocast(a_LD.device.type, enabled=False):
-            parts = centered_parts(a_LD, b_LE) if torch.is_grad_enabled() else _Parts(*made)
-            return (grad * _slope(parts, max_abs(a_LD))).to(a_LD.dtype), None
-
-
-# ---- products ------------------------------------------------------------------------------------------------------
-
-
-def _gram(a_LD: Tensor) -> tuple[Tensor, Tensor]:
-    """||A^T A||_F^2 = ||A A^T||_F^2, and the smaller of the two products."""
-    gram = a_LD.mT @ a_LD if a_LD.shape[1] <= a_LD.shape[0] else a_LD @ a_LD.mT
-    return gram.square().sum(), gram
-
-
-# ---- the mean kernel -----------------------------------------------------------------------------------------------
 
 
 class Factor(NamedTuple):
@@ -208,7 +79,7 @@ class MeanKernelFactor:
         self._width += a_LD.shape[1]
         with torch.autocast(a_LD.device.type, enabled=False):
             ready_LD = center_and_scale(a_LD)
-            size = _gram(ready_LD)[0].sqrt() if self._fro else max_abs(ready_LD)
+            size = smaller_gram(ready_LD)[0].sqrt() if self._fro else max_abs(ready_LD)
             mean_D = a_LD.to(ready_LD.dtype).mean(dim=0)
             peak, size = torch.stack([max_abs(a_LD).double(), size.double()]).cpu()  # at once, as a GPU waits for it
             self._kept.append(_Representation(a_LD, mean_D, size, peak))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.model_factory import ModelFactory
-from polyfed.core.modules import StateIndex
 from polyfed.core.settings import Training
-from polyfed.engine import checkpoint, weight_store
+from polyfed.engine import checkpoint
 from polyfed.engine.snapshot import Snapshot, take_snapshot
 from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import RunError
@@ -45,8 +43,8 @@ def networks() -> ModelFactory:
     return ModelFactory(BUILDERS, lambda model, variant: model, 0, torch.device("cpu"))
 
 
-def made(folder: Path | None = None) -> WeightStore:
-    return WeightStore(networks(), ["tied", "plain", "tied", "plain"], folder)
+def made() -> WeightStore:
+    return WeightStore(networks(), ["tied", "plain", "tied", "plain"])
 
 
 def drawn(architecture: str, seed: int) -> dict[str, Tensor]:
@@ -59,18 +57,10 @@ def alike(row: Any, tensors: dict[str, Tensor]) -> bool:
     )
 
 
-@pytest.fixture(params=["memory", "disk"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every place that there is for rows."""
-    if request.param == "disk":
-        monkeypatch.setattr(weight_store, "available_memory", lambda: 10.0)
-    return str(request.param)
-
-
 # a row ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_row_reads_like_the_weights_that_it_was_given(kind: str) -> None:
+def test_a_row_reads_like_the_weights_that_it_was_given() -> None:
     rows = made()
     weights = drawn("tied", 3)
     weights["norm.running_mean"] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45, 2.0])
@@ -81,11 +71,6 @@ def test_a_row_reads_like_the_weights_that_it_was_given(kind: str) -> None:
     assert row["conv.weight"].stride() == Tied().conv.weight.stride()
     assert row["first.weight"].data_ptr() == row["second.weight"].data_ptr()
     assert row["short"] is row["short"], "a score is known by its tensors"
-    flat = torch.zeros(row.layout.floats)
-    for name, place in row.layout.places.items():
-        if place.dtype == torch.float32:
-            flat[place.begin // 4 :].as_strided(place.shape, place.stride).copy_(row[name])
-    assert torch.equal(row.flat.view(torch.int32), flat.view(torch.int32)), "gaps are zeros"
 
 
 def test_only_the_networks_own_tensors_go_in() -> None:
@@ -105,7 +90,7 @@ def test_only_the_networks_own_tensors_go_in() -> None:
 # places -----------------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_apart_and_live_as_long_as_somebody_looks(kind: str) -> None:
+def test_rows_are_apart_and_live_as_long_as_somebody_looks() -> None:
     rows = made()
     held = {seed: rows.store(0, "tied", "", drawn("tied", seed)) for seed in range(9)}
     tensor = held.pop(4)["first.weight"][2:]
@@ -113,22 +98,6 @@ def test_rows_are_apart_and_live_as_long_as_somebody_looks(kind: str) -> None:
     held |= {seed: rows.store(0, "tied", "", drawn("tied", seed)) for seed in range(20, 26)}
     assert torch.equal(tensor, kept)
     assert all(alike(row, drawn("tied", seed)) for seed, row in held.items())
-
-
-def test_what_does_not_fit_in_memory_lies_in_a_nameless_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Path | None] = []
-    plain = weight_store.tempfile.mkstemp
-    monkeypatch.setattr(weight_store.tempfile, "mkstemp", lambda **o: asked.append(o["dir"]) or plain(**o))
-    needed = sum(made().layout(name).nbytes for name in ("tied", "plain", "tied", "plain"))
-    monkeypatch.setattr(weight_store, "available_memory", lambda: 2.0 * needed)
-    made(tmp_path / "run").allocate("tied")
-    assert asked == [], "it fits"
-    monkeypatch.setattr(weight_store, "available_memory", lambda: 2.0 * needed - 1)
-    rows = made(tmp_path / "not" / "yet")
-    row = rows.store(0, "tied", "", drawn("tied", 1))
-    assert asked == [tmp_path]
-    assert list(tmp_path.iterdir()) == []
-    assert alike(row, drawn("tied", 1))
 
 
 @pytest.mark.parametrize(("times", "stays"), [(10, True), (9, False)])
@@ -141,16 +110,6 @@ def test_rows_lie_on_a_gpu_that_has_ten_times_their_room(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
     factory.device = torch.device("cuda")
     assert store.on_device is stays
-
-
-def test_a_full_disk_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(weight_store, "available_memory", lambda: 0.0)
-    monkeypatch.setattr(os, "posix_fallocate" if hasattr(os, "posix_fallocate") else "ftruncate", full)
-    with pytest.raises(RunError, match="weights on disk, as memory is short: No space left on device"):
-        made().allocate("tied")
 
 
 # in a run ---------------------------------------------------------------------------------------------------------
@@ -202,28 +161,3 @@ def test_a_checkpoint_of_other_networks_is_refused(
     other = ModelFactory({**BUILDERS, **builders}, lambda model, variant: model, 0, torch.device("cpu"))
     told = refusal(lambda: checkpoint.read(tmp_path / "round-000001", len(owners), WeightStore(other, owners), nobody))
     assert re.search(f"round-000001 does not fit this federation: .*{said}.*--overwrite", told)
-
-
-# a network's own tensors ------------------------------------------------------------------------------------------
-
-
-def test_tensors_that_a_layer_replaces_are_found() -> None:
-    network = Tied()
-    inventory = StateIndex(network)
-    assert list(inventory.tensors()) == list(network.state_dict())
-    network.short = torch.ones(3).half()
-    network.first.bias = nn.Parameter(torch.ones(7))
-    assert inventory.tensors()["short"] is network.short
-    assert inventory.tensors()["first.bias"] is network.first.bias
-
-
-def test_a_layer_with_a_state_dict_of_its_own_is_asked() -> None:
-    class Renamed(nn.Linear):
-        def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-            destination[f"{prefix}matrix"] = self.weight if keep_vars else self.weight.detach()
-
-    network = nn.Sequential(Renamed(2, 2))
-    inventory = StateIndex(network)
-    assert list(inventory.tensors()) == ["0.matrix"]
-    network[0].weight = nn.Parameter(torch.ones(2, 2))
-    assert torch.equal(inventory.tensors()["0.matrix"], torch.ones(2, 2))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.frozen_network import FrozenNetwork, refer_to
-from polyfed.core.modules import StateIndex, as_split_model, copy_into, copy_network, redraw
+from polyfed.core.modules import as_split_model, copy_into, copy_network, redraw
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.models.split import with_projection
 
@@ -109,7 +109,6 @@ class ModelFactory:
         self._common = common
         self._heads: dict[str, dict[str, Tensor]] = {}  # with which an architecture's clients begin, if alike
         self._templates: dict[tuple[str, str, bool], nn.Module] = {}
-        self._inventories: dict[tuple[str, str, bool], StateIndex] = {}
         self._buffers: dict[tuple[str, str, bool], dict[str, Tensor]] = {}  # the templates', as they were made
         self._beside = None if auxiliary is None else beside
         self.frozen_network: FrozenNetwork | None = None
@@ -193,10 +192,7 @@ class ModelFactory:
 
     def state(self, architecture: str, variant: str = "", alone: bool = False) -> dict[str, Tensor]:
         """The present tensors of `module`, which see, by name in the order of its state dict; not copies."""
-        key = (architecture, variant, alone and self.together)
-        if key not in self._inventories:
-            self._inventories[key] = StateIndex(self.module(architecture, variant, alone))
-        return self._inventories[key].tensors()
+        return dict(self.module(architecture, variant, alone).state_dict())
 
     def initial_state(
         self,

@@ -135,32 +135,6 @@ def export_state(module: nn.Module) -> dict[str, Tensor]:
     return without_ties(module.export() if isinstance(module, SplitModel | CompositeModel) else module.state_dict())
 
 
-class StateIndex:
-    """Where a network has its tensors: what its state dict names, found without asking every layer anew.
-
-    What a layer replaces is found as well, as long as the network keeps its layers.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        layers = dict(module.named_modules(remove_duplicate=False))
-        self._places: list[tuple[str, dict[str, Any], str]] | None = []
-        for name, tensor in module.state_dict(keep_vars=True).items():
-            layer, _, key = name.rpartition(".")
-            owner = layers.get(layer)
-            held = [] if owner is None else [h for h in (owner._parameters, owner._buffers) if key in h]
-            if not held or held[0][key] is not tensor:  # a layer with a state dict of its own making
-                self._places = None
-                break
-            self._places.append((name, held[0], key))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The network's present tensors by name, in the order of its state dict; not copies."""
-        if self._places is None:
-            return dict(self._module.state_dict())
-        return {name: held[key] for name, held, key in self._places}
-
-
 def load_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy `tensors` into the module's tensors of the same names; the others keep their values.
 

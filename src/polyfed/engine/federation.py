@@ -188,8 +188,7 @@ class Federation(Setup):
         return server
 
     def _make_store(self) -> WeightStore:
-        beside = None if self.folder is None else self.folder.path
-        return WeightStore(self.model_factory, [client.architecture for client in self.clients], beside)
+        return WeightStore(self.model_factory, [client.architecture for client in self.clients])
 
     def _make_executor(self) -> Executor:
         asked = self.execution

@@ -1,8 +1,7 @@
-"""The clients' weights: one flat row per client, in memory, in nameless files, or on the run's GPU.
+"""The clients' weights: one flat row per client, in main memory or on the run's GPU.
 
-A row begins with the network's float32 numbers, parameters and buffers, tied tensors once, each tensor begun at a
-multiple of 64 bytes; tensors of other types (BatchNorm's counters) lie behind them. Who has no weights of its own has
-no row.
+A row has the parameters and buffers of a network, tied tensors once, each begun at a multiple of 64 bytes. Who has no
+weights of its own has no row.
 
 A row is written once and never again: new weights go to another row. Its memory is free as soon as no tensor that looks
 into it is alive.
@@ -11,11 +10,8 @@ into it is alive.
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,8 +23,7 @@ from polyfed.errors import RunError
 from polyfed.functional.device_copies import move_together
 
 _ALIGNED = 64  # bytes; as PyTorch aligns its own tensors
-_SHARE = 0.5  # of the available memory that all clients' rows together may need, to be kept in memory
-_DEVICE_SHARE = 0.1  # likewise of a GPU's free memory; a round holds rows from before and after it
+_DEVICE_SHARE = 0.1  # of a GPU's free memory that all rows together may need; a round holds those before and after it
 
 
 @dataclass(frozen=True)
@@ -50,13 +45,11 @@ class RowLayout:
     """Where a network's tensors lie in its row.
 
     Attributes:
-        places: by name, in the network's order; tied tensors have one. floats: P, how many float32 numbers a row begins
-        with, gaps included. nbytes: of a whole row.
+        places: by name, in the network's order; tied tensors have one. nbytes: of a whole row.
     """
 
     def __init__(self, places: Mapping[str, TensorSlot]) -> None:
         self.places = places
-        self.floats = max((p.end for p in places.values() if p.dtype == torch.float32), default=0) // 4
         self.nbytes = max((p.end for p in places.values()), default=_ALIGNED)
 
     @classmethod
@@ -65,18 +58,15 @@ class RowLayout:
         found: dict[str, TensorSlot] = {}
         known: dict[object, TensorSlot] = {}
         end = 0
-        for first in (True, False):
-            for name, tensor in tensors.items():
-                if (tensor.dtype == torch.float32) is not first:
-                    continue
-                shape = tuple(tensor.shape)
-                stride = tuple(torch.empty_like(tensor, device="meta").stride())
-                address = (tensor.data_ptr(), tensor.dtype, shape, stride) if tensor.numel() else name
-                if address not in known:
-                    known[address] = TensorSlot(tensor.dtype, shape, stride, end)
-                    end = known[address].end
-                found[name] = known[address]
-        return cls({name: found[name] for name in tensors})
+        for name, tensor in tensors.items():
+            shape = tuple(tensor.shape)
+            stride = tuple(torch.empty_like(tensor, device="meta").stride())
+            address = (tensor.data_ptr(), tensor.dtype, shape, stride) if tensor.numel() else name
+            if address not in known:
+                known[address] = TensorSlot(tensor.dtype, shape, stride, end)
+                end = known[address].end
+            found[name] = known[address]
+        return cls(found)
 
     def described(self) -> dict[str, list[Any]]:
         """What lies where, in plain lists, for `read`."""
@@ -114,7 +104,7 @@ class WeightRow(Mapping[str, Tensor]):
 
     Attributes:
         architecture, variant: of the network that they are of.
-        bytes: (nbytes,) uint8, the whole row. flat: (P,) its float32 numbers, gaps (zeros) included.
+        bytes: (nbytes,) uint8, the whole row.
     """
 
     def __init__(self, architecture: str, variant: str, layout: RowLayout, content: Tensor) -> None:
@@ -125,10 +115,6 @@ class WeightRow(Mapping[str, Tensor]):
         self._views: dict[str, Tensor] | None = None
         self._version = 0  # of the content, when it was written
         self._read: dict[str, Tensor] | None = None  # what was asked for of a row on a GPU
-
-    @property
-    def flat(self) -> Tensor:
-        return self.bytes[: 4 * self.layout.floats].view(torch.float32)
 
     @property
     def views(self) -> dict[str, Tensor]:
@@ -190,21 +176,18 @@ class WeightRow(Mapping[str, Tensor]):
 class WeightStore:
     """The rows of a federation's clients.
 
-    Where the rows of all clients would not fit into half of the available memory, each lies in a file without a name,
-    which the system reads and writes as it needs. Where the networks compute on an NVIDIA GPU, they lie there if they
-    fit into a tenth of its free memory.
+    Where the networks compute on an NVIDIA GPU, they lie there if all fit into a tenth of its free memory; else in main
+    memory.
 
     Args:
-        owners: the architectures of all clients. folder: for such files; None: the system's place for temporary files.
+        owners: the architectures of all clients.
     """
 
-    def __init__(self, model_factory: ModelFactory, owners: Sequence[str], folder: Path | None = None) -> None:
+    def __init__(self, model_factory: ModelFactory, owners: Sequence[str]) -> None:
         self._model_factory = model_factory
         self._owners = owners
-        self._folder = folder
         self._layouts: dict[tuple[str, str], RowLayout] = {}
-        self._on_device: bool | None = None  # decided, as the next, when the first row is made
-        self._on_disk: bool | None = None
+        self._on_device: bool | None = None  # decided when the first row is made
 
     @property
     def nbytes(self) -> int:
@@ -233,19 +216,10 @@ class WeightStore:
         return self._layouts[key]
 
     def allocate(self, architecture: str, variant: str = "") -> WeightRow:
-        """A row that nobody else has, to be written; what it holds means nothing, but gaps are zeros.
-
-        Raises:
-            RunError: there is no room for it.
-        """
+        """A row that nobody else has, to be written; what it holds means nothing, but gaps are zeros."""
         layout = self.layout(architecture, variant)
-        if self._on_disk is None:
-            self._on_disk = not self.on_device and self.nbytes > _SHARE * available_memory()
-        if self._on_disk:
-            content = _on_disk(layout.nbytes, self._folder)
-        else:
-            device = self._model_factory.device if self.on_device else "cpu"
-            content = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
+        device = self._model_factory.device if self.on_device else "cpu"
+        content = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
         return WeightRow(architecture, variant, layout, content)
 
     def store(self, number: int, architecture: str, variant: str, tensors: Mapping[str, Tensor]) -> WeightRow:
@@ -253,7 +227,6 @@ class WeightStore:
 
         Raises:
             ValueError: there is no such client, it has another architecture, or they are not its network's tensors.
-            RunError: there is no room for it.
         """
         if not 0 <= number < len(self._owners):
             raise ValueError(f"expected weights of clients 0 to {len(self._owners) - 1}, got client {number}'s")
@@ -274,47 +247,3 @@ def client_row(client: Client) -> WeightRow | None:
     if client.weights is None or isinstance(client.weights, WeightRow):
         return client.weights
     raise RunError(f"expected a row of the store as {client.title}'s weights, got {type(client.weights).__name__}")
-
-
-def _on_disk(size: int, folder: Path | None) -> Tensor:
-    """(size,) uint8, zeros: a file without a name, gone with the tensor.
-
-    Room for all of it is taken at once, as writing to mapped memory could not report a lack.
-    """
-    if folder is not None:  # the folder, or the first above it that is there
-        folder = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    number, name = tempfile.mkstemp(prefix=".polyfed", dir=folder)
-    try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(number, 0, size)
-        else:
-            os.ftruncate(number, size)
-        return torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
-    except OSError as error:
-        raise RunError(
-            f"expected room for {size} bytes of clients' weights on disk, as memory is short: {error.strerror}"
-        ) from None
-    finally:
-        os.close(number)
-        os.unlink(name)
-
-
-def available_memory() -> float:
-    """Bytes of memory that are free or can be freed, within the limit of this process's container."""
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf  # Windows
-    found = [read_number("/proc/meminfo", "MemAvailable:", 1024), float(pages)]
-    limit = read_number("/sys/fs/cgroup/memory.max", "", 1)
-    used = read_number("/sys/fs/cgroup/memory.current", "", 1)
-    cached = read_number("/sys/fs/cgroup/memory.stat", "inactive_file ", 1) or 0.0
-    if limit is not None and used is not None:
-        found.append(limit - used + cached)
-    return min(size for size in found if size is not None)
-
-
-def read_number(path: str, label: str, unit: int) -> float | None:
-    """The number behind a label in one of the system's files, in bytes; None where there is none."""
-    try:
-        lines = Path(path).read_text(encoding="ascii").splitlines()
-        return next(float(line.removeprefix(label).split()[0]) * unit for line in lines if line.startswith(label))
-    except (OSError, ValueError, StopIteration):
-        return None

@@ -353,6 +353,21 @@ def test_what_depends_on_earlier_batches_beside_the_state_dict_is_refused(kind: 
         federation_state(DEPENDS[kind]())
 
 
+@pytest.mark.parametrize(
+    ("layer", "prepare"),
+    [
+        (lambda x: F.dropout(x), None),
+        (lambda x: x * random.random(), None),
+        (lambda x: x, lambda x: x + torch.randn(x.shape)),
+    ],
+)
+def test_what_draws_in_eval_mode_is_refused(layer: Callable[[Tensor], Tensor], prepare: Any) -> None:
+    own = {} if prepare is None else {"prepare": prepare}
+    client = pf.Client(Scaled(layer), (X_STATE, Y_STATE), **own)
+    with pytest.raises(ConfigError, match=r"client 0 \('Scaled'\): .*training=self.training"):
+        pf.Federation([client], pf.methods.Local(), pf.Training(rounds=1))
+
+
 @pytest.mark.parametrize("give", [half_later, lambda steps, x: x * (2.0 if steps > 1e5 else 1.0)])
 def test_what_depends_on_a_counter_is_refused_however_late(give: Callable[[Any, Tensor], Tensor]) -> None:
     with pytest.raises(ConfigError, match=r"client 0 \('Sequential'\): .*register_buffer"):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from polyfed.core.client import Prepare, PublicData
 from polyfed.core.message import Group
 from polyfed.core.modules import trainable_parameters
-from polyfed.core.randomness import derive_seed, seeded_global_rng, unless_drawn
 from polyfed.core.server import PublicOutputs, PublicPass, Server
 from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.errors import RunError
@@ -144,7 +143,7 @@ def public_outputs(
 
 
 def run_pass(asked: PublicPass, model: nn.Module, public: PublicData | None, prepare: Prepare) -> Tensor:
-    """The outputs of a pass, on the model's device; what the network draws meanwhile goes by round and client.
+    """The outputs of a pass, on the model's device.
 
     Args:
         model: holds the weights. prepare: converts the clients' own stored inputs to model inputs.
@@ -154,13 +153,4 @@ def run_pass(asked: PublicPass, model: nn.Module, public: PublicData | None, pre
     is_scores = asked.outputs == "scores"
     function: Callable[[Tensor], Tensor] = model if is_scores else model.represent  # type: ignore[assignment]
     convert = public.prepare if is_scores else prepare
-    device = next(model.parameters()).device
-
-    def outputs() -> Tensor:
-        return map_rows(function, model, public.samples, asked.rows, convert)
-
-    found = unless_drawn(model, device, outputs)
-    if found is None:
-        with seeded_global_rng(derive_seed(0, "pass", asked.round, asked.client_id)):
-            found = outputs()
-    return found
+    return map_rows(function, model, public.samples, asked.rows, convert)

@@ -10,17 +10,12 @@ import contextlib
 import hashlib
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import nn
 
-_Found = TypeVar("_Found")
 _DRAWING = threading.RLock()  # held by the thread that draws from seeded global generators
-_DRAWS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # whether a network draws when it trains nothing
 
 
 def derive_seed(seed: int, purpose: str, *ids: int | str) -> int:
@@ -111,28 +106,7 @@ def drawn_of_others() -> tuple[object, ...]:
     return random.getstate(), numpys["state"]["key"].tobytes(), numpys["state"]["pos"], numpys["gauss"]
 
 
-def unless_drawn(network: nn.Module, device: torch.device, work: Callable[[], _Found]) -> _Found | None:
-    """What `work` gives, which runs a network; None where that draws from a global generator, now or before.
-
-    Who gets None does it again from a seed. Python's and NumPy's generators are looked at the first time only, as that
-    takes as long as a small network's whole pass.
-    """
-    if network not in _DRAWS:
-        with keep_global_rng():
-            before = [drawn_of_others(), _drawn_of_torch(device)]
-            found = work()
-            _DRAWS[network] = [drawn_of_others(), _drawn_of_torch(device)] != before
-    elif not _DRAWS[network]:
-        position = _drawn_of_torch(device)
-        found = work()
-        _DRAWS[network] = _drawn_of_torch(device) != position
-    return None if _DRAWS[network] else found
-
-
-def _drawn_of_torch(device: torch.device) -> list[bytes]:
-    """Where PyTorch's global generators stand that networks on a device draw from."""
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        number = torch.cuda.current_device() if device.index is None else device.index
-        generators += torch.cuda.default_generators[number : number + 1]
-    return [generator.get_state().numpy().tobytes() for generator in generators]
+def global_draws() -> tuple[object, ...]:
+    """The same for all global generators, PyTorch's too."""
+    torchs = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
+    return *drawn_of_others(), *(state.numpy().tobytes() for state in torchs)

@@ -16,7 +16,7 @@ from polyfed.core.frozen_network import frozen_beside
 from polyfed.core.method import Method
 from polyfed.core.model_factory import BY_SIZE, ModelFactory
 from polyfed.core.modules import as_split_model, copy_network, float_state
-from polyfed.core.randomness import seeded_global_rng
+from polyfed.core.randomness import global_draws, seeded_global_rng
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine import network_checks
 from polyfed.errors import ConfigError, ConfigErrors, MissingPackage, PolyfedError, described, first_line, kind_and_line
@@ -387,9 +387,16 @@ def try_network(clients: Sequence[Client], module: nn.Module) -> None:
     """
     forms = _forms(module)
     with seeded_global_rng(0):  # whatever the user's code draws
+        before = global_draws()
         for client, side, row in _tried_rows(clients):
             _try_prepared(client, module, row, side, client.title_with_network)
             _check_forms(module, forms, client)
+        if global_draws() != before:
+            raise ConfigError(
+                f"{clients[0].title_with_network}: expected a network and a preparation that draw nothing in eval "
+                "mode, so that equal inputs have equal scores, got random numbers; write F.dropout(x, "
+                "training=self.training), say"
+            )
         _try_training(clients, module)
 
 

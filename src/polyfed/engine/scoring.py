@@ -20,7 +20,6 @@ from polyfed.core.client import Client
 from polyfed.core.inference import rows_at_once
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
-from polyfed.core.randomness import derive_seed, seeded_global_rng, unless_drawn
 from polyfed.data.samples import LabeledSamples, SelectedSamples, TargetScale
 from polyfed.functional import metrics
 from polyfed.functional.device_copies import move_mappings, move_together
@@ -157,38 +156,14 @@ def evaluate_model(
 
 
 def predictions(client: Client, method: Method, parts: Sequence[Part], figures: Collection[str] = ()) -> Outputs:
-    """What is predicted for all samples of the parts, on the device of the client's network. figures: those wanted.
-
-    What a network draws meanwhile (dropout kept on, noise) is a function of the rows alone, so that equal weights have
-    equal scores, whenever and beside whom they are scored.
-    """
+    """What is predicted for all samples of the parts, on the device of the client's network. figures: those wanted."""
     tests = _distinct(part.samples for part in parts if part.is_test)
     rest = _distinct(samples for part in parts for samples in _beside(part))
     rest = {place: one for place, one in rest.items() if place not in tests}
-    with_scores = not FROM_SCORES.keys().isdisjoint(figures)
-
-    def found(tests: Mapping[int, Samples], rest: Mapping[int, Samples]) -> dict[str, dict[int, Tensor]]:
-        methods = {"": method, **(method.alternative_predictors if tests else {})}
-        made = _predictions(client, methods, tests, with_scores)
-        made[""] |= _predictions(client, {"": method}, rest)[""]
-        return made
-
-    device = next(client.model.parameters()).device
-    together = unless_drawn(client.model, device, lambda: found(tests, rest))
-    if together is not None:
-        return together
-    apart: dict[str, dict[int, Tensor]] = {}
-    for place, one in {**tests, **rest}.items():
-        with seeded_global_rng(seed_of_rows(torch.cat(list(one.chunks(len(one), torch.device("cpu")))))):
-            made = found({place: one}, {}) if place in tests else found({}, {place: one})
-        for name, by_samples in made.items():
-            apart.setdefault(name, {}).update(by_samples)
-    return apart
-
-
-def seed_of_rows(x: Tensor) -> int:
-    """From which a network draws that does so while it scores these rows (N, ...), as they are stored."""
-    return derive_seed(0, "scoring", fingerprint({"x": x}).hex())
+    methods = {"": method, **(method.alternative_predictors if tests else {})}
+    made = _predictions(client, methods, tests, with_scores=not FROM_SCORES.keys().isdisjoint(figures))
+    made[""] |= _predictions(client, {"": method}, rest)[""]
+    return made
 
 
 def _distinct(samples: Iterable[Samples]) -> dict[int, Samples]:

@@ -32,7 +32,7 @@ from polyfed.core.message import Message, first_nonfinite, flatten, from_bytes, 
 from polyfed.core.method import Method
 from polyfed.core.model_factory import is_frozen, network_of
 from polyfed.core.modules import export_state
-from polyfed.core.randomness import seeded_global_rng, unless_drawn
+from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.settings import AdapterSettings
 from polyfed.data.federation_columns import Feature
 from polyfed.data.inference_inputs import InputSpec, from_tensor, read
@@ -43,7 +43,6 @@ from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.device import parse_device
 from polyfed.engine.method_wrappers import adapted, personalized
 from polyfed.engine.personal_predictor import PersonalPredictor
-from polyfed.engine.scoring import seed_of_rows
 from polyfed.errors import ConfigError, described, kind_and_line
 from polyfed.escaping import client_text, csv_text, one_line
 from polyfed.functional import metrics
@@ -96,17 +95,9 @@ class ClientModel:
         return PersonalPredictor(self.method, self.network, self.state, self.prepare).eval()
 
     def scores(self, x: Tensor) -> Tensor:
-        """Scores (N, C), on the CPU, of inputs (N, ...) as the run stored them; the same for the same ones."""
-
-        def scores() -> Tensor:
-            with torch.inference_mode():
-                return torch.cat([self.predictor(part.to(self.device)) for part in x.split(CHUNK)]).cpu()
-
-        found = unless_drawn(self.network, self.device, scores)
-        if found is None:
-            with seeded_global_rng(seed_of_rows(x)):
-                found = scores()
-        return found
+        """Scores (N, C), on the CPU, of inputs (N, ...) as the run stored them."""
+        with torch.inference_mode():
+            return torch.cat([self.predictor(part.to(self.device)) for part in x.split(CHUNK)]).cpu()
 
     def predict(self, data: str | Path | Tensor | NDArray[Any]) -> Predictions:
         """What the model says of new inputs; data: see `polyfed.predict`.

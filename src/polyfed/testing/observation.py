@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client, PublicData
 from polyfed.core.message import Message, clone, flatten, shallow_copy
 from polyfed.core.method import Batch, Context, Method, StepResult
-from polyfed.core.randomness import keep_global_rng
+from polyfed.core.randomness import global_draws, keep_global_rng
 from polyfed.core.server import Server
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError, RunError, kind_and_line
@@ -377,12 +376,6 @@ def _of_public(public: PublicData | None) -> tuple[Tensor, ...]:
 def storages(message: Mapping[str, Any]) -> dict[int, str]:
     """Address of each tensor's memory -> the tensor's name."""
     return {t.untyped_storage().data_ptr(): name for name, t in flatten(message).items() if t.numel()}
-
-
-def global_draws() -> tuple[object, ...]:
-    """The state of the global generators."""
-    _, key, place, *_ = np.random.get_state(legacy=True)
-    return torch.get_rng_state().numpy().tobytes(), key.tobytes(), place, random.getstate()  # type: ignore[union-attr]
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.deploy import app_template, node, supernode
 from polyfed.deploy.local_cluster import LocalCluster
 from polyfed.deploy.protocol import Envelope
-from polyfed.engine.executors.executor import RunJobs, WrappedExecutor
+from polyfed.engine.executors.executor import RunJobs
 from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.run_folder import RunFolder
 from polyfed.experiments.build import build_federation
@@ -155,7 +155,7 @@ def plain_solution(summed: Collection[int], clients: int) -> Tensor:
 
         return chosen
 
-    federation.executor = WrappedExecutor(federation.executor, only)
+    federation.executor.run = only(federation.executor.run)  # type: ignore[method-assign]
     federation.run()
     solution: Mapping[str, Tensor] = federation.server.state["solution"]  # type: ignore[assignment]
     return solution["weight"]

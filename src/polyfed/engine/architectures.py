@@ -66,17 +66,6 @@ def _built(builder: Builder) -> nn.Module:
     return network
 
 
-def trained_counts(model_factory: ModelFactory, clients: Sequence[Client]) -> dict[str, int]:
-    """How many numbers of clients' own networks are trained: architecture -> count."""
-    networks = {name: model_factory.build_raw(name) for name in first_by_architecture(clients)}
-    return {name: sum(p.numel() for p in one.parameters() if p.requires_grad) for name, one in networks.items()}
-
-
-def first_by_architecture(clients: Sequence[Client]) -> dict[str, Client]:
-    """The first client of each architecture."""
-    return {client.architecture: client for client in reversed(clients)}
-
-
 def builders_by_name(
     clients: Sequence[Client], own: Mapping[str, Builder], classes: int, vocabulary: Vocabulary | None
 ) -> dict[str, Builder]:

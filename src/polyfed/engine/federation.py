@@ -23,7 +23,6 @@ from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.engine.architectures import (
     build_model_factory,
     builders_by_name,
-    first_by_architecture,
     map_builder,
     name_architectures,
 )
@@ -41,7 +40,7 @@ from polyfed.engine.compatibility import check_auxiliary_model, check_compatibil
 from polyfed.engine.device import parse_device, processor_seconds, single_threaded
 from polyfed.engine.evaluation import Evaluator, figures_of, held_out_of, select_missing, validate_metrics
 from polyfed.engine.executors.choice import make_executor
-from polyfed.engine.executors.executor import Executor, ExecutorSetup, WrappedExecutor
+from polyfed.engine.executors.executor import Executor, ExecutorSetup
 from polyfed.engine.model_export import clients_with_models, export, write_models
 from polyfed.engine.plugin import Setup, reads_uploads
 from polyfed.engine.remarks import all_remarks
@@ -205,17 +204,17 @@ class Federation(Setup):
         )
         executor = make_executor(asked.executor, setup)
         if asked.wrap is not None:
-            executor = WrappedExecutor(executor, asked.wrap)
+            executor.run = asked.wrap(executor.run)  # type: ignore[method-assign]
         self.server.run_passes = executor.run_passes
         # uploads and the server's state stay on the GPU where clients' weights are kept, unless somebody reads them
         follows = executor.in_process and self.store.on_device and server_follows_device(self.method)
-        if follows and not any(map(reads_uploads, self.plugins)):
+        if follows and asked.wrap is None and not any(map(reads_uploads, self.plugins)):
             self.server.device = with_number(self.model_factory.device)
         return executor
 
     def __repr__(self) -> str:
         facts = self.facts
-        kinds = human_count(len(first_by_architecture(self.clients)), "architecture")
+        kinds = human_count(len(self.first_of_each_architecture()), "architecture")
         who = f"{human_count(len(self.clients), 'client')} with {kinds}"
         what = f"{human_count(facts['rounds'], 'round')}, seed {self.seed}"
         return f"Federation({facts['method']}, {who}, {facts['dataset']}, {what})"

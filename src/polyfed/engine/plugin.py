@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from polyfed.core.client import Client
 from polyfed.core.message import ADDENDS, Message, first_nonfinite, freeze
@@ -278,11 +278,3 @@ def _check_form(round: Round, job: TrainJob, upload: Message) -> Message:
     if form is not None and (problem := find_mismatch(form, rest, known)):
         raise Rejected(problem)
     return upload
-
-
-_Kind = TypeVar("_Kind", bound=Plugin)
-
-
-def find(plugins: Sequence[Plugin], kind: type[_Kind]) -> _Kind | None:
-    """The plugin of a class, if there is one."""
-    return next((plugin for plugin in plugins if isinstance(plugin, kind)), None)

@@ -8,7 +8,6 @@ from typing import Any
 
 from polyfed.core.client import Client
 from polyfed.data.samples import checksum_of
-from polyfed.engine.architectures import trained_counts
 from polyfed.engine.executors.choice import clients_per_batch
 from polyfed.engine.plugin import Setup
 from polyfed.engine.run import is_best_wanted, summarize_run
@@ -119,12 +118,14 @@ def data_checksum(setup: Setup) -> str | None:
 def result_of(setup: Setup, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The result of a run with these records."""
     members = []
-    parameters = {} if setup.clients_are_elsewhere else trained_counts(setup.model_factory, setup.clients)
+    trained: dict[str, int] = {}  # by architecture
+    for name in () if setup.clients_are_elsewhere else setup.first_of_each_architecture():
+        trained[name] = sum(p.numel() for p in setup.model_factory.build_raw(name).parameters() if p.requires_grad)
     for client in setup.clients:
         member = {"id": client.id, "architecture": client.architecture, "samples": client.n}
         member |= {"validation_samples": len(client.data.validation), "test_samples": len(client.data.test)}
         if not setup.clients_are_elsewhere:
-            member |= {"parameters": parameters[client.architecture], "labels": client.data.train.counts()}
+            member |= {"parameters": trained[client.architecture], "labels": client.data.train.counts()}
             member |= {"class_names": list(client.class_names)} if client.class_names else {}
         member |= {"held_out": True} if client.id in setup.held_out else {}
         for plugin in setup.plugins:

@@ -30,13 +30,11 @@ from polyfed.core.method import Method
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
 from polyfed.engine.executors.jobs import JobResult, TrainJob
-from polyfed.engine.plugin import Setup, find
+from polyfed.engine.plugin import Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import base_tensors, has_upload
 from polyfed.engine.work_in_flight import WorkInFlight
 from polyfed.errors import ConfigError
-from polyfed.plugins.availability import ClientAvailability
-from polyfed.plugins.privacy import UploadPrivacy
 from polyfed.plugins.settings import Devices
 
 
@@ -208,12 +206,11 @@ def check_buffer(settings: Devices, setup: Setup) -> None:
 
 def _check_others(setup: Setup) -> None:
     """Settings that make no sense beside a buffer."""
-    for kind, key in ((ClientAvailability, "dropout_rate"), (UploadPrivacy, "target_epsilon")):
-        plugin = find(setup.plugins, kind)
-        value = 0 if plugin is None else getattr(plugin.settings, key)
-        if value:
+    settings = {plugin.name: plugin.settings for plugin in setup.plugins}
+    for section, key in (("availability", "dropout_rate"), ("privacy", "target_epsilon")):
+        if value := getattr(settings[section], key):
             raise ConfigError(
-                f"{kind.name}.{key}: expected 0 beside devices.buffer_size, as time decides who takes part in which "
+                f"{section}.{key}: expected 0 beside devices.buffer_size, as time decides who takes part in which "
                 f"round, got {value:g}"
             )
     if "after_training" in setup.evaluation.stages(setup.method.evaluation_stage):

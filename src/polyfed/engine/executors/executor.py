@@ -112,28 +112,6 @@ class Executor(abc.ABC):
         """Give back what it holds (processes, connections); it may be used again."""
 
 
-class WrappedExecutor(Executor):
-    """Another executor with something around its `run` (`Execution.wrap`)."""
-
-    def __init__(self, inner: Executor, wrap: Callable[[RunJobs], RunJobs]) -> None:
-        super().__init__(inner.setup)
-        self._run = wrap(inner.run)
-        self._inner = inner
-        self.workers, self.run_passes = inner.workers, inner.run_passes
-
-    def run(self, jobs: Sequence[TrainJob], done: Done) -> list[JobResult]:
-        return self._run(jobs, done)
-
-    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        return self._inner.score(asked)
-
-    def add_up(self, uploads: Mapping[int, Group]) -> Group | None:
-        return self._inner.add_up(uploads)
-
-    def close(self) -> None:
-        self._inner.close()
-
-
 def run_public_pass(asked: PublicPass, setup: ExecutorSetup) -> Tensor:
     """What the server's own pass would give (`core.inference.public_outputs`)."""
     architecture = setup.clients[asked.client_id].architecture

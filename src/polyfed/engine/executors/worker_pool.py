@@ -54,8 +54,7 @@ class Worker(abc.ABC):
 class WorkerPool(Executor):
     """Workers that stay for a run: made when they are first needed, ended by `close`.
 
-    A worker that dies is replaced. Its job is done again when the others are through, alone, as memory may have run
-    out; if a worker dies of it again, the client counts as dropped out, or stays without a score.
+    A worker that dies is replaced, and its job done again after the others. If a worker dies of it again, the run ends.
     """
 
     def __init__(self, setup: ExecutorSetup) -> None:
@@ -78,25 +77,18 @@ class WorkerPool(Executor):
             return []
         if not self._has_workers():
             return Serial(replace(self.setup, workers=None)).run(jobs, done)
-        found = self._run_all(jobs, done)
-        if len(jobs) > 1 and not any(found):
-            raise RunError(f"the worker of every client died, twice, in round {jobs[0].round}; try fewer workers")
-        return [one or JobResult(job.client.id, dropped=True) for one, job in zip(found, jobs, strict=True)]
+        return self._run_all(jobs, done)
 
     def score_batches(self, batches: Sequence[EvalBatch]) -> Sequence[list[Scores]]:
         if not self._has_workers():
             return super().score_batches(batches)
-        found: list[list[Scores] | None] = self._run_all(batches, lambda done: None)
-        return [one or [{} for _ in batch.jobs] for batch, one in zip(batches, found, strict=True)]
+        return self._run_all(batches, lambda done: None)
 
     def run_passes(self, passes: Sequence[PublicPass]) -> list[Tensor]:
-        """See `Server.run_passes`; a single one is not worth sending, and what workers die of is done here."""
-        found: list[Tensor | None] = [None] * len(passes)
+        """See `Server.run_passes`; a single one is not worth sending."""
         if len(passes) > 1 and self._has_workers():
-            found = self._run_all(passes, lambda done: None)
-        return [
-            run_public_pass(asked, self.setup) if one is None else one for asked, one in zip(passes, found, strict=True)
-        ]
+            return self._run_all(passes, lambda done: None)
+        return [run_public_pass(asked, self.setup) for asked in passes]
 
     def close(self) -> None:
         while self.running:
@@ -127,48 +119,41 @@ class WorkerPool(Executor):
         return not self._is_alone
 
     def _run_all(self, asked: Sequence[Any], done: Done) -> list[Any]:
-        """All results; None where workers died of it, twice."""
+        """All results."""
+        waiting = deque(sorted(range(len(asked)), key=lambda place: -self._seconds[_client_id(asked[place])]))
         found: dict[int, Any] = {}  # by place
-        order = sorted(range(len(asked)), key=lambda place: -self._seconds[_client_id(asked[place])])
+        busy = dict[Worker, int]()
+        died = set[int]()
+        failed: dict[int, PolyfedError] = {}
         try:
-            for lost in self._assign_jobs(asked, order, found, done):
-                if self._assign_jobs(asked, [lost], found, done):
-                    found[lost] = None
-                    done(len(found))
-                    then = "the run's own process does its work" if isinstance(asked[lost], PublicPass) else None
-                    self.setup.say(f"{self._worker_of(asked[lost])} died again; {then or 'it counts as dropped out'}")
+            while waiting or busy:
+                for worker in [worker for worker in self.running if worker not in busy][: len(waiting)]:
+                    busy[worker] = waiting.popleft()
+                    worker.send(make_request(asked[busy[worker]]))
+                for worker in self.answered(busy):
+                    place = busy.pop(worker)
+                    try:
+                        answer = read_answer(asked[place], worker.receive(), self.setup.store)
+                    except WorkerDied as how:
+                        who = f"{self._worker_of(asked[place])} died"
+                        if place in died:
+                            raise RunError(f"{who} twice ({how}); go on with fewer workers") from None
+                        self.setup.say(f"{who} ({how}); its work is done again")
+                        died.add(place)
+                        waiting.append(place)
+                        self.replace(worker)
+                    except PolyfedError as error:
+                        failed[place] = error
+                        waiting = deque(other for other in waiting if other < place)
+                    else:
+                        found[place] = answer
+                        done(len(found))
+            if failed:
+                raise failed[min(failed)]
         except BaseException:
             self.close()  # whatever the others are at
             raise
         return [found[place] for place in range(len(asked))]
-
-    def _assign_jobs(self, asked: Sequence[Any], order: Sequence[int], found: dict[int, Any], done: Done) -> list[int]:
-        """Have jobs done by all workers, in this order of their places; the places of those whose worker died."""
-        waiting = deque(order)
-        busy = dict[Worker, int]()
-        died = list[int]()
-        failed: dict[int, PolyfedError] = {}
-        while waiting or busy:
-            for worker in [worker for worker in self.running if worker not in busy][: len(waiting)]:
-                busy[worker] = waiting.popleft()
-                worker.send(make_request(asked[busy[worker]]))
-            for worker in self.answered(busy):
-                place = busy.pop(worker)
-                try:
-                    answer = read_answer(asked[place], worker.receive(), self.setup.store)
-                except WorkerDied as how:
-                    died.append(place)
-                    self.setup.say(f"{self._worker_of(asked[place])} died ({how}); its work is done again")
-                    self.replace(worker)
-                except PolyfedError as error:
-                    failed[place] = error
-                    waiting = deque(other for other in waiting if other < place)
-                else:
-                    found[place] = answer
-                    done(len(found))
-        if failed:
-            raise failed[min(failed)]
-        return died
 
     def _worker_of(self, asked: Job) -> str:
         who = asked.title if isinstance(asked, EvalBatch) else self.setup.clients[_client_id(asked)].title

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from polyfed.core.message import Group
 from polyfed.core.modules import HEAD, as_split_model, copy_network, float_state
+from polyfed.core.upload_forms import Members, UploadContext, alike
 from polyfed.errors import ConfigError
 from polyfed.functional.lora import Adapter, product
 from polyfed.models.split import SplitModel
@@ -134,6 +135,13 @@ def adapted_layers(network: nn.Module) -> dict[str, AdaptedLinear]:
 def adapter_state(network: nn.Module) -> dict[str, Tensor]:
     """A and B of all adapters by their names in the network, detached, not copied."""
     return group_of({name: layer.adapter for name, layer in adapted_layers(network).items()})
+
+
+def own_adapters(known: UploadContext, name: str) -> Members:
+    """Form of an upload: A and B of the client's variant of the one architecture."""
+    server = known.server
+    (architecture,) = server.architectures
+    return alike(adapter_state(server.model(architecture, {}, known.method.variant(server, known.client_id))))
 
 
 def head_state(network: nn.Module) -> dict[str, Tensor]:

@@ -1,19 +1,21 @@
-"""FedLoRA: adapters of unequal rank on one frozen network, by rules that are named after four papers (FLoRA, FlexLoRA,
+"""FedLoRA: adapters of unequal rank on one frozen network, joined by the rule of one of four papers (FLoRA, FlexLoRA,
 HETLoRA, 2024, raFLoRA, 2026).
 
-FLoRA was compared with its code (ATP-1010/FederatedLLM). Of HETLoRA, FlexLoRA and raFLoRA the abstracts alone were
-read, so that no line below is an equation of theirs.
-client k:  E epochs of SGD on CE, with layers W + s_k B_k A_k
+client k:  E epochs of SGD on CE, of the head and of A_k and B_k in layers W + s_k B_k A_k
            A_k (r_k, I),  B_k (O, r_k),  s_k = alpha / r_k;  r_k at most I and O, layer by layer
-server:    the head is averaged; adapters by `aggregation`, p_k = n_k / sum of the uploads' n_j:
-  pad     A <- sum p_k A_k,  B <- sum p_k s_k B_k,  with zeros up to the largest rank R (HETLoRA)    `join_padded`
-  slices  component j (from 0): the same, over the clients with r_k > j (raFLoRA)                    `join_slices`
-  svd     U D V' = sum p_k s_k B_k A_k:  A <- V', B <- U D of the R largest values D (FlexLoRA)      `join_svd`
-  stack   W <- W + sum p_k s_k B_k A_k;  A_k is drawn anew, B_k = 0 (FLoRA)                          `Stack`
-pad, slices, svd: A and B are the common adapters, A with R = max r_k rows; client k gets the first r_k, and B / s_k.
-What is done to one layer's adapters is in `functional.lora`. The record's `energy_beyond_smallest_rank` is, as a mean
-over layers, the share of the squares of singular values beyond the smallest rank: of B A, with stack of the sum of all
-updates.
+server:    joins A_k and B_k of each layer by the rule `aggregation`;  p_k = n_k / sum of n_j over those who sent
+  pad        A = sum p_k A_k,  B = sum p_k s_k B_k,  all with zeros up to the rank R = max r_k      `pad` (HETLoRA)
+  slices     component j (from 0) of these sums over the clients with r_k > j alone                 `slices` (raFLoRA)
+  svd        U D V' = sum p_k s_k B_k A_k;  A = V', B = U D, of the R largest values D              `svd` (FlexLoRA)
+           after these, client k gets the first r_k components of A and B, this over s_k            `first_components`
+  stack      A and B: all A_k and p_k s_k B_k beside each other, so that B A = sum p_k s_k B_k A_k  `stack` (FLoRA)
+           then all clients have W + B A, an A_k drawn anew, and B_k = 0                            `add`, `restart`
+           the head becomes sum p_k head_k                                                          `aggregate`
+FLoRA was compared with its code (ATP-1010/FederatedLLM). Of HETLoRA, FlexLoRA and raFLoRA the abstracts alone were
+read, so that no line above is an equation of theirs. Rules are held against NumPy by
+`tests/methods/test_fedlora_by_hand.py`, rounds of `stack`, also missed ones, by `tests/methods/test_fedlora.py`. The
+record's `energy_beyond_smallest_rank` is, as a mean over layers, the share of the squares of singular values beyond the
+smallest rank: of B A, with stack of the sum of all updates.
 Sources: HETLoRA, arXiv:2401.06432; FlexLoRA, arXiv:2402.11505; FLoRA, arXiv:2409.05976; raFLoRA, arXiv:2602.13486.
 Sent: down P_A(r) + P_h (stack: those of all clients); up P_A(r) + P_h. Kept: server: A, B, head; stack: the last
 updates, the sum of all, who has added how many; client: how many it has added to W.
@@ -33,63 +35,88 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from polyfed.core.adapters import (
-    adapted_layers,
-    adapter_state,
-    adapters_of,
-    add_adapters,
-    any_parameter,
-    draw_a,
-    group_of,
-    head_state,
-)
+from polyfed.core import adapters
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor, members
 from polyfed.core.method import Context, Method, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Ranks, Training, in_turn, numbers_in
-from polyfed.core.upload_forms import Entry, Members, UploadContext, alike, as_sent
+from polyfed.core.upload_forms import Entry, as_sent
 from polyfed.functional import lora
-from polyfed.functional.averaging import weighted_mean
+from polyfed.functional.averaging import normalize, weighted_mean
 from polyfed.functional.lora import Adapter
 
-# the rules that join adapters ---------------------------------------------------------------------------------------
-# Of one layer: the adapters that clients sent, their shares p_k, the last common adapter -> the new one.
-
-Join = Callable[[Sequence[Adapter], Sequence[float], Adapter], Adapter]
-
-
-def join_padded(sent: Sequence[Adapter], shares: Sequence[float], common: Adapter) -> Adapter:
-    """HETLoRA: sum_k p_k A_k and sum_k p_k s_k B_k, with components of zero up to R."""
-    return lora.pad(sent, shares, common.rank)
+# the rules, of one layer ---------------------------------------------------------------------------------------------
+# sent: what the clients sent, with scales s_k. n: their numbers of samples. common: the last A and B, of rank R. What
+# is joined has scale 1.
 
 
-def join_slices(sent: Sequence[Adapter], shares: Sequence[float], common: Adapter) -> Adapter:
-    """raFLoRA: component j of these sums, over the clients with r_k > j; the last one where there is none."""
-    return lora.mean_components(sent, shares, common)
+def weighted_sum(p: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:
+    """sum_k p_k T_k, in float64."""
+    total = torch.zeros_like(tensors[0], dtype=torch.float64)
+    for p_k, tensor in zip(p, tensors, strict=True):
+        total += tensor.double() * p_k
+    return total
 
 
-def join_svd(sent: Sequence[Adapter], shares: Sequence[float], common: Adapter) -> Adapter:
-    """FlexLoRA: the closest update of rank R to sum_k p_k s_k B_k A_k."""
-    update_OI = lora.product(lora.stack(sent, shares))
-    return lora.decompose(update_OI, common.rank)
+def pad(sent: Sequence[Adapter], n: Sequence[float], common: Adapter) -> Adapter:
+    """HETLoRA: sum_k p_k A_k and sum_k p_k s_k B_k, all with zeros up to R."""
+    p = normalize(n)
+    missing = [common.rank - adapter.rank for adapter in sent]
+    a = weighted_sum(p, [F.pad(one.a, (0, 0, 0, zeros)) for one, zeros in zip(sent, missing, strict=True)])
+    b = weighted_sum(p, [F.pad(one.scaled_b, (0, zeros)) for one, zeros in zip(sent, missing, strict=True)])
+    return Adapter(a.to(common.a.dtype), b.to(common.b.dtype))
+
+
+def slices(sent: Sequence[Adapter], n: Sequence[float], common: Adapter) -> Adapter:
+    """raFLoRA: component j of these sums over the clients with r_k > j; the last one where there is none."""
+    a = common.a.clone()
+    b = common.b.clone()
+    for j in range(common.rank):
+        held = [k for k, adapter in enumerate(sent) if adapter.rank > j]
+        if held:
+            p = normalize([n[k] for k in held])
+            a[j] = weighted_sum(p, [sent[k].a[j] for k in held])
+            b[:, j] = weighted_sum(p, [sent[k].scaled_b[:, j] for k in held])
+    return Adapter(a, b)
+
+
+def svd(sent: Sequence[Adapter], n: Sequence[float], common: Adapter) -> Adapter:
+    """FlexLoRA: V' and U D of the R largest singular values of sum_k p_k s_k B_k A_k."""
+    update_OI = lora.product(stack(sent, n))
+    u, d, vt = torch.linalg.svd(update_OI.double(), full_matrices=False)
+    r = common.rank
+    return Adapter(vt[:r].to(update_OI.dtype), (u[:, :r] * d[:r]).to(update_OI.dtype))
+
+
+def first_components(common: Adapter, rank: int, alpha: float) -> Adapter:
+    """pad, slices, svd: a client's first r_k components, all where there are fewer; B over the s_k of its layers."""
+    a = common.a[:rank]
+    s = alpha / len(a)
+    return Adapter(a, (common.b[:, :rank].double() / s).to(a.dtype), s)
+
+
+def stack(sent: Sequence[Adapter], n: Sequence[float]) -> Adapter:
+    """FLoRA: all A_k and all p_k s_k B_k beside each other, of rank sum_k r_k."""
+    p = normalize(n)
+    b = [p_k * adapter.scaled_b for p_k, adapter in zip(p, sent, strict=True)]
+    return Adapter(torch.cat([adapter.a for adapter in sent]), torch.cat(b, dim=1).to(sent[0].b.dtype))
+
+
+def add(offsets: Group, stacked: Mapping[str, Adapter]) -> dict[str, Tensor]:
+    """FLoRA: what is added to W of each layer, and B A of the stacks."""
+    return {name: offsets[name] + lora.product(adapter).to(offsets[name]) for name, adapter in stacked.items()}
+
+
+def restart(layer: adapters.AdaptedLinear, draws: torch.Generator) -> Adapter:
+    """FLoRA: A_k drawn anew, as it was at first, and B_k = 0."""
+    return Adapter(adapters.draw_a(torch.empty(layer.lora_a.shape), draws), torch.zeros(layer.lora_b.shape))
 
 
 # the method -------------------------------------------------------------------------------------------------------
-
-
-def _own_adapters(known: UploadContext, name: str) -> Members:
-    """A and B of the client's rank."""
-    server = known.server
-    (architecture,) = server.architectures
-    return alike(adapter_state(server.model(architecture, {}, known.method.variant(server, known.client_id))))
-
-
-def _stacks(known: UploadContext) -> int:
-    """How many updates have been added to the network."""
-    return int(get_tensor(known.server.state, "stacks"))
 
 
 @hyperparameters
@@ -102,65 +129,68 @@ class FedLoRA(Method):
     # how the server joins adapters of unequal rank
     aggregation: Literal["stack", "svd", "slices", "pad"] = "stack"
 
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if not uploads:
+            return
+        uploads = dict(sorted(uploads.items()))
+        n = [server.share(i, "samples") for i in uploads]
+        server.state["head"] = weighted_mean([get_group(message, "head") for message in uploads.values()], n)
+        sent = [adapters.adapters_of(get_group(message, "adapters"), self.alpha) for message in uploads.values()]
+        by_layer = {name: [own[name] for own in sent] for name in sent[0]}
+        updates = self._exchange.join(server, by_layer, n, uploads)
+        beyond = [lora.energy_beyond(update, self._ranks[0]) for update in updates.values()]
+        server.log["energy_beyond_smallest_rank"] = statistics.fmean(beyond)
+
+    # Nothing below changes an equation.
+    # the client's network ------------------------------------------------------------------------------------
     @property
     def _ranks(self) -> list[int]:
         """All ranks, ascending."""
         return sorted(map(int, numbers_in(self.ranks)))
 
-    @property
-    def _rule(self) -> CommonAdapters | Stack:
-        return RULES[self.aggregation]
-
-    # the client's network ------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
         return in_turn(self.ranks, client_id)
 
     def build(self, model: Any, variant: str) -> nn.Module:
         rank = int(variant or self._ranks[-1])
-        return add_adapters(model, rank, self.alpha, self.layers, self._rule.has_offset)
+        return adapters.add_adapters(model, rank, self.alpha, self.layers, self._exchange.has_offset)
 
-    # server ------------------------------------------------------------------------------------------------
+    # down and up -----------------------------------------------------------------------------------------------
+    @property
+    def _exchange(self) -> CommonAdapters | Stacks:
+        return Stacks() if self.aggregation == "stack" else CommonAdapters(RULES[self.aggregation])
+
     def init_server(self, server: Server) -> None:
         (architecture,) = server.architectures
         largest = str(self._ranks[-1])
         network = server.model(architecture, server.initial_state(architecture, largest), largest)
-        server.state["head"] = {name: t.cpu().clone() for name, t in head_state(network).items()}
-        self._rule.init(server, network)
+        server.state["head"] = {name: t.cpu().clone() for name, t in adapters.head_state(network).items()}
+        self._exchange.init(server, network)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"head": get_group(server.state, "head"), **self._rule.broadcast(self, server, client_id)}
+        parts = self._exchange.broadcast(server, client_id, int(self.variant(server, client_id)), self.alpha)
+        return {"head": get_group(server.state, "head"), **parts}
 
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        if not uploads:
-            return
-        uploads = dict(sorted(uploads.items()))
-        shares = [server.share(i, "samples") for i in uploads]
-        server.state["head"] = weighted_mean([get_group(message, "head") for message in uploads.values()], shares)
-        updates = self._rule.aggregate(self, server, uploads, shares)
-        beyond = [lora.energy_beyond(update, self._ranks[0]) for update in updates.values()]
-        server.log["energy_beyond_smallest_rank"] = statistics.fmean(beyond)
-
-    def sent(self, uploads: Mapping[int, Message]) -> list[dict[str, Adapter]]:
-        """The adapters that clients uploaded, by layer, with s_k = alpha / r_k."""
-        return [adapters_of(get_group(message, "adapters"), self.alpha) for message in uploads.values()]
-
-    # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         load_state(client.model, get_group(message, "head"))
-        self._rule.receive(client, message)
+        self._exchange.receive(client, message)
         return {}
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        return (Phase(training.local_epochs, trains=any_parameter),)
+        return (Phase(training.local_epochs, trains=adapters.any_parameter),)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        own: Message = {"adapters": adapter_state(client.model), "head": head_state(client.model)}
-        return {**own, **self._rule.upload(client)}
+        own = {"adapters": adapters.adapter_state(client.model), "head": adapters.head_state(client.model)}
+        return {**own, **self._exchange.upload(client)}
 
     # declared -------------------------------------------------------------------------------------------------
     requirements = Requirements(same_architecture=True, split_model=True)
     evaluation_stage = "received"
-    upload_form = {"adapters": _own_adapters, "head": as_sent, "stacks_added": Entry((), (torch.int64,), 0, _stacks)}
+    upload_form = {
+        "adapters": adapters.own_adapters,
+        "head": as_sent,
+        "stacks_added": Entry((), (torch.int64,), 0, lambda known: int(get_tensor(known.server.state, "stacks"))),
+    }
     delta_entries = ("adapters", "head")
     common_start = "all"
 
@@ -170,36 +200,27 @@ class FedLoRA(Method):
         return {"adapters": drawn} if self.aggregation == "stack" else {}
 
 
-# what a rule keeps and sends --------------------------------------------------------------------------------------
+# what is kept, sent down and loaded, by layer -------------------------------------------------------------------------
+
+Rule = Callable[[Sequence[Adapter], Sequence[float], Adapter], Adapter]
+RULES: dict[str, Rule] = {"pad": pad, "slices": slices, "svd": svd}
 
 
 class CommonAdapters:
-    """The server joins adapters layer by layer to common ones; client k gets the first r_k components."""
+    """A and B common to all, of which a client gets the components of its rank (pad, slices, svd)."""
 
     has_offset = False  # whether clients keep an update of W beside their adapters
 
-    def __init__(self, join: Join) -> None:
-        self.join = join
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
 
     def init(self, server: Server, network: nn.Module) -> None:
-        """Common adapters of rank R."""
-        server.state["common"] = {name: t.cpu().clone() for name, t in adapter_state(network).items()}
+        server.state["common"] = {name: t.cpu().clone() for name, t in adapters.adapter_state(network).items()}
 
-    def broadcast(self, method: FedLoRA, server: Server, client_id: int) -> Message:
-        rank = int(method.variant(server, client_id))
-        parts = {name: lora.first_components(adapter, rank) for name, adapter in _common(server).items()}
-        return {"adapters": group_of({n: lora.rescale(part, method.alpha / part.rank) for n, part in parts.items()})}
-
-    def aggregate(
-        self, method: FedLoRA, server: Server, uploads: Mapping[int, Message], shares: Sequence[float]
-    ) -> dict[str, Tensor]:
-        """Join what the clients sent; the update of each layer."""
-        sent = method.sent(uploads)
-        common = {
-            name: self.join([own[name] for own in sent], shares, before) for name, before in _common(server).items()
-        }
-        server.state["common"] = group_of(common)
-        return {name: lora.product(adapter) for name, adapter in common.items()}
+    def broadcast(self, server: Server, client_id: int, rank: int, alpha: float) -> Message:
+        common = adapters.adapters_of(get_group(server.state, "common"))
+        parts = {name: first_components(adapter, rank, alpha) for name, adapter in common.items()}
+        return {"adapters": adapters.group_of(parts)}
 
     def receive(self, client: Client, message: Message) -> None:
         load_state(client.model, get_group(message, "adapters"))
@@ -207,76 +228,63 @@ class CommonAdapters:
     def upload(self, client: Client) -> Message:
         return {}
 
+    def join(
+        self, server: Server, sent: Mapping[str, list[Adapter]], n: list[float], uploads: Mapping[int, Message]
+    ) -> dict[str, Tensor]:
+        """Join what the clients sent; the update B A of each layer."""
+        last = adapters.adapters_of(get_group(server.state, "common"))
+        common = {name: self.rule(sent[name], n, adapter) for name, adapter in last.items()}
+        server.state["common"] = adapters.group_of(common)
+        return {name: lora.product(adapter) for name, adapter in common.items()}
 
-class Stack:
-    """All adapters beside each other are added to W everywhere, as an "offset"; A is drawn anew, B is zero (FLoRA)."""
+
+class Stacks:
+    """Updates of W, which clients keep as an "offset" of it; each gets those that it has not added yet (stack)."""
 
     has_offset = True
 
     def init(self, server: Server, network: nn.Module) -> None:
-        layers = adapted_layers(network)
+        layers = adapters.adapted_layers(network)
         server.state["sum_of_stacks"] = {name: torch.zeros_like(w.weight).cpu() for name, w in layers.items()}
         server.state["stacks"] = torch.tensor(0)
 
-    def broadcast(self, method: FedLoRA, server: Server, client_id: int) -> Message:
-        """What the client has not added yet: the adapters of the last round, or, after several, all updates' sum."""
+    def broadcast(self, server: Server, client_id: int, rank: int, alpha: float) -> Message:
+        """The adapters of the last round, or, if the client lacks several rounds, all updates' sum."""
         stacks = get_tensor(server.state, "stacks")
         behind = int(stacks) - int(members(server.state, "stacks_added").get(str(client_id), torch.tensor(0)))
         if behind > 1:
             return {"stacks": stacks, "sum_of_stacks": get_group(server.state, "sum_of_stacks")}
         return {"stacks": stacks, **({"stack": get_group(server.state, "stack")} if behind else {})}
 
-    def aggregate(
-        self, method: FedLoRA, server: Server, uploads: Mapping[int, Message], shares: Sequence[float]
-    ) -> dict[str, Tensor]:
-        sent = method.sent(uploads)
-        stacked = {name: lora.stack([own[name] for own in sent], shares) for name in sent[0]}
-        updates = _add(get_group(server.state, "sum_of_stacks"), stacked)
-        added = {str(i): get_tensor(message, "stacks_added") for i, message in uploads.items()}
-        server.state["sum_of_stacks"] = updates
-        server.state["stack"] = group_of(stacked)
-        server.state["stacks"] = get_tensor(server.state, "stacks") + 1
-        server.state["stacks_added"] = {**members(server.state, "stacks_added"), **added}  # how many by each client
-        return updates
-
     def receive(self, client: Client, message: Message) -> None:
-        """Add what the client has not added yet; draw A anew, and set B to zero."""
-        layers = adapted_layers(client.model)
+        """Add what is sent to W, unless it was added already; draw A anew, and set B to zero."""
+        layers = adapters.adapted_layers(client.model)
         stacks = get_tensor(message, "stacks")
         before = get_tensor(client.state, "stacks_added") if "stacks_added" in client.state else torch.tensor(0)
-        state = client.model.state_dict()
+        offsets: Group = {}
         if "sum_of_stacks" in message:
-            whole = get_group(message, "sum_of_stacks")
-            load_state(client.model, {f"{name}.offset": whole[name] for name in layers})
+            offsets = get_group(message, "sum_of_stacks")
         elif "stack" in message and not torch.equal(before, stacks):  # else an upload was lost
-            stacked = adapters_of(get_group(message, "stack"))
-            added = _add({name: state[f"{name}.offset"].cpu() for name in layers}, stacked)
-            load_state(client.model, {f"{name}.offset": update for name, update in added.items()})
+            state = client.model.state_dict()
+            own = {name: state[f"{name}.offset"].cpu() for name in layers}
+            offsets = add(own, adapters.adapters_of(get_group(message, "stack")))
         draws = client.generator("adapters")
-        fresh = {}
-        for name, layer in layers.items():
-            a = draw_a(torch.empty(layer.lora_a.shape), draws)
-            fresh[name] = Adapter(a, torch.zeros(layer.lora_b.shape))
-        load_state(client.model, group_of(fresh))
+        fresh = {name: restart(layer, draws) for name, layer in layers.items()}
+        load_state(client.model, {**{f"{name}.offset": t for name, t in offsets.items()}, **adapters.group_of(fresh)})
         client.state["stacks_added"] = stacks.clone()
 
     def upload(self, client: Client) -> Message:
         return {"stacks_added": get_tensor(client.state, "stacks_added")}
 
-
-def _common(server: Server) -> dict[str, Adapter]:
-    """The common adapters by layer, of scale 1."""
-    return adapters_of(get_group(server.state, "common"))
-
-
-def _add(update: Group, stacked: Mapping[str, Adapter]) -> dict[str, Tensor]:
-    """The update of each layer, and what is stacked."""
-    return {name: update[name] + lora.product(adapter).to(update[name]) for name, adapter in stacked.items()}
-
-
-RULES: dict[str, CommonAdapters | Stack] = {
-    "pad": CommonAdapters(join_padded),
-    "slices": CommonAdapters(join_slices),
-    "svd": CommonAdapters(join_svd),
-    "stack": Stack(),
-}
+    def join(
+        self, server: Server, sent: Mapping[str, list[Adapter]], n: list[float], uploads: Mapping[int, Message]
+    ) -> dict[str, Tensor]:
+        """Stack what the clients sent; the sum of all updates of each layer."""
+        stacked = {name: stack(of_layer, n) for name, of_layer in sent.items()}
+        updates = add(get_group(server.state, "sum_of_stacks"), stacked)
+        added = {str(i): get_tensor(message, "stacks_added") for i, message in uploads.items()}
+        server.state["sum_of_stacks"] = updates
+        server.state["stack"] = adapters.group_of(stacked)
+        server.state["stacks"] = get_tensor(server.state, "stacks") + 1
+        server.state["stacks_added"] = {**members(server.state, "stacks_added"), **added}  # how many by each client
+        return updates

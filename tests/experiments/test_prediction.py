@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import safetensors.torch
 import torch
@@ -135,18 +133,6 @@ def png(pixels: np.ndarray) -> bytes:
     return stream.getvalue()
 
 
-def table(path: Path, labels: Any = None, notes: dict[str, Any] | None = None, **more: Any) -> Path:
-    """A Parquet file of the first rows."""
-    cells = [{"bytes": png(x[0].numpy()), "path": None} for x in X]
-    columns = {"image": pa.array(cells), **({} if labels is None else {"label": pa.array(labels)}), **more}
-    written = pa.table(columns)
-    if notes:
-        metadata = {"huggingface": json.dumps({"info": {"features": notes}})}
-        written = written.replace_schema_metadata(metadata)
-    pq.write_table(written, path)
-    return path
-
-
 def rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
@@ -183,19 +169,15 @@ def forms(where: Path) -> dict[str, Path]:
         (pictures / f"{number:02d}.png").write_bytes(png(mode))
     opaque = np.concatenate([np.repeat(X[0, 0].numpy()[..., None], 3, axis=2), np.full((8, 8, 1), 255, np.uint8)], 2)
     (pictures / "00.png").write_bytes(png(opaque))
-    (where / "tables").mkdir()
-    table(where / "tables" / "train.parquet")
     return {
         "four": where / "four.npy",
         "three": where / "three.npy",
         "pictures": pictures,
         "picture": pictures / "03.png",
-        "table": table(where / "one.parquet"),
-        "tables": where / "tables",
     }
 
 
-@pytest.mark.parametrize("form", ["four", "three", "pictures", "picture", "table", "tables"])
+@pytest.mark.parametrize("form", ["four", "three", "pictures", "picture"])
 def test_every_form_gives_the_same_scores(form: str, done: Run, tmp_path: Path) -> None:
     found = prediction.predict(folder(done), 1, forms(tmp_path)[form])
     picked = X[3:4] if form == "picture" else X
@@ -207,9 +189,8 @@ def test_every_form_gives_the_same_scores(form: str, done: Run, tmp_path: Path) 
 
 def test_the_csv_file(predict: Terminal, done: Run, tmp_path: Path) -> None:
     scores = own_scores(done, 1, X)
-    out, error = predict(table(tmp_path / "a.parquet", Y.tolist()), "--out", str(tmp_path / "said.csv"))
-    accuracy = float((scores.argmax(dim=1) == Y).double().mean())
-    assert f"accuracy {100 * accuracy:.2f} % of 12 inputs with labels" in out
+    np.save(tmp_path / "a.npy", X.numpy())
+    out, error = predict(tmp_path / "a.npy", "--out", str(tmp_path / "said.csv"))
     assert f"wrote {tmp_path / 'said.csv'}" in out
     assert error == ""
     found = rows((tmp_path / "said.csv").read_text())
@@ -218,7 +199,7 @@ def test_the_csv_file(predict: Terminal, done: Run, tmp_path: Path) -> None:
     assert [int(row["class"]) for row in found] == scores.argmax(dim=1).tolist()
     shares = scores.softmax(dim=1).max(dim=1).values
     assert [float(row["probability"]) for row in found] == pytest.approx(shares.tolist(), abs=1e-6)
-    assert {path.name for path in tmp_path.iterdir()} == {"a.parquet", "said.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.npy", "said.csv"}
 
 
 def test_images_of_another_size_are_refused(predict: Terminal, done: Run, tmp_path: Path) -> None:
@@ -243,24 +224,15 @@ def wrong_inputs(where: Path) -> dict[str, tuple[Path, str]]:
         np.save(where / f"{name}.npy", array, allow_pickle=name == "objects")
     (where / "notes.txt").write_text("none")
     (where / "empty").mkdir()
-    (where / "both").mkdir()
-    (where / "both" / "a.png").write_bytes(png(np.zeros((8, 8), np.uint8)))
-    table(where / "both" / "a.parquet")
     return {
         "shape": (where / "shape.npy", "got 1 x 9 x 9"),
         "objects": (where / "objects.npy", "expected an array of numbers as NumPy saves it, got something else"),
         "text": (where / "notes.txt", "a .npy file, got"),
         "empty": (where / "empty", "without any"),
-        "both": (where / "both", "got both"),
-        "images": (
-            table(where / "two.parquet", img=pa.array([b"x"] * 12)),
-            "image, img; leave it one column of images",
-        ),
-        "label": (table(where / "label.parquet", ["cat"] * 12), "among the run's classes (0, 1, 2"),
     }
 
 
-@pytest.mark.parametrize("case", ["shape", "objects", "text", "empty", "both", "images", "label"])
+@pytest.mark.parametrize("case", ["shape", "objects", "text", "empty"])
 def test_wrong_inputs_are_one_line_and_nothing_is_written(case: str, predict: Terminal, tmp_path: Path) -> None:
     data, says = wrong_inputs(tmp_path)[case]
     out, error = predict(data, "--out", str(tmp_path / "said.csv"), status=2)

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -64,9 +62,15 @@ def by_hand(texts: list[str], run: Path) -> torch.Tensor:
     return torch.tensor([row + [0] * (6 - len(row)) for row in rows])
 
 
+def csv_of(said: list[str], place: Path, label: str = "") -> Path:
+    """A file of texts, all of which have the label."""
+    lines = [f'"{words}"{label and f",{label}"}' for words in said]
+    (place / "new.csv").write_text("\n".join([f"said{label and ',liked'}", *lines]))
+    return place / "new.csv"
+
+
 def test_scores_are_those_of_the_model_in_memory(done: Run, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"said": NEW}), tmp_path / "new.parquet")
-    found = prediction.predict(folder(done), 1, tmp_path / "new.parquet")
+    found = prediction.predict(folder(done), 1, csv_of(NEW, tmp_path))
     with torch.inference_mode():
         assert torch.equal(found.scores, done.models[1](by_hand(NEW, folder(done))))
     assert found.model.form.class_names == ("no", "yes")
@@ -78,15 +82,10 @@ def test_every_form_of_texts_is_read_by_the_runs_words(
     ids = by_hand(NEW, folder(done))
     assert ids.tolist()[0][2:] == [1, 0, 0, 0]
     np.save(tmp_path / "ids.npy", ids.numpy())
-    (tmp_path / "new.csv").write_text("\n".join(["id,said", *(f'{n},"{words}"' for n, words in enumerate(NEW))]))
-    pq.write_table(pa.table({"said": NEW, "text": ["", "", ""]}), tmp_path / "new.parquet")
-    (tmp_path / "many").mkdir()
-    for number, words in enumerate(NEW):
-        pq.write_table(pa.table({"sentence": [words]}), tmp_path / "many" / f"{number}.parquet")
-    for name in ("ids.npy", "new.csv", "new.parquet", "many"):
-        found = read(tmp_path / name, model.form)
-        assert torch.equal(found.x, ids), name
-        assert found.names == (tuple(f"{n}.parquet:0" for n in range(3)) if name == "many" else ("0", "1", "2"))
+    for file in (tmp_path / "ids.npy", csv_of(NEW, tmp_path)):
+        found = read(file, model.form)
+        assert torch.equal(found.x, ids), file
+        assert found.names == ("0", "1", "2")
         assert found.y is None
 
 
@@ -95,31 +94,28 @@ def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path
         "a.csv": ("id,words\n1,good\n", "expected one text column"),
         "b.csv": ("id,said\n1,\n", "a text in line 2 of column 'said'"),
         "e.csv": ("liked,said\nmaybe,good\n", "among the run's classes (no, yes), got 'maybe' in line 2"),
-        "a.png": ("", "expected a .csv or .parquet file of texts"),
+        "a.png": ("", "expected a .csv file of texts"),
     }
     for name, (content, said) in cases.items():
         (tmp_path / name).write_text(content)
         assert said in refusal(partial(read, tmp_path / name, model.form)), name
-    pq.write_table(pa.table({"said": ["good", None]}), tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match="expected a text, got none in row 1 of"):
-        read(tmp_path / "a.parquet", model.form)
     with pytest.raises(ConfigError, match="which is not there"):
         read(tmp_path / "none.csv", model.form)
 
 
 def test_texts_without_a_known_word_are_told(done: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     strange = ["zebra zebra", "good", "   ...zebra", "so", "?", "zebra zebra zebra zebra zebra zebra good"]
-    pq.write_table(pa.table({"said": strange}), tmp_path / "a.parquet")
-    (tmp_path / "a.csv").write_text("\n".join(["said,liked", *(f"{words},yes" for words in strange)]))
-    for kind in ("parquet", "csv"):
-        assert prediction.predict(folder(done), 0, tmp_path / f"a.{kind}").unknown == ("0", "4", "5"), kind
-        words = ["predict", str(folder(done)), str(tmp_path / f"a.{kind}"), "--client", "0"]
-        assert cli.status(words) == 0
-        said = capsys.readouterr()
-        assert "3 of 6 texts have no word that the run knows: rows 0, 4, 5\n" in said.err
-        assert "no word" not in said.out
-    pq.write_table(pa.table({"said": ["zebra"] * 12}), tmp_path / "b.parquet")
-    assert cli.status(["predict", str(folder(done)), str(tmp_path / "b.parquet"), "--client", "0"]) == 0
+    file = csv_of(strange, tmp_path, label="yes")
+    found = prediction.predict(folder(done), 0, file)
+    assert found.unknown == ("0", "4", "5")
+    assert cli.status(["predict", str(folder(done)), str(file), "--client", "0"]) == 0
+    said = capsys.readouterr()
+    assert "3 of 6 texts have no word that the run knows: rows 0, 4, 5\n" in said.err
+    accuracy = float((found.scores.argmax(dim=1) == 1).double().mean())
+    assert f"accuracy {100 * accuracy:.2f} % of 6 inputs with labels" in said.err
+    assert "no word" not in said.out
+    file = csv_of(["zebra"] * 12, tmp_path)
+    assert cli.status(["predict", str(folder(done)), str(file), "--client", "0"]) == 0
     assert "12 of 12 texts have no word that the run knows: rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...\n" in (
         capsys.readouterr().err
     )

@@ -60,7 +60,7 @@ def predict(
         Path,
         typer.Argument(
             metavar="DATA",
-            help="Parquet or image files (one, or a folder of them), a .csv or a .npy file.",
+            help="An image file or a folder of them, a .csv or a .npy file.",
             show_default=False,
         ),
     ],
@@ -78,7 +78,7 @@ def predict(
 
     \b
     polyfed predict runs/mine --client 3 photos --out photos.csv
-    polyfed predict runs/mine --client north new.parquet
+    polyfed predict runs/mine --client north new.csv
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments import prediction
     from polyfed.records.read import write_whole

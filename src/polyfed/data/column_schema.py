@@ -45,10 +45,10 @@ def pick_columns(
     """
     import pyarrow.types as types
 
-    content = pick_content(kind, schema, features, named, where)
-    label = pick_column("label", label_column, label_columns(schema, features), schema.names, where)
+    content = _pick_content(kind, schema, features, named, where)
+    label = pick_column("label", label_column, _label_columns(schema, features), schema.names, where)
     held = schema.field(label).type
-    if not holds_labels(held):
+    if not _holds_labels(held):
         raise ConfigError(
             f"expected whole numbers or words in label column '{label}' of {where}, got type {held}"
             f"{ONE_LABEL if types.is_nested(held) else ''}"
@@ -57,18 +57,9 @@ def pick_columns(
     return Columns(content, label, tuple(map(str, names)) if isinstance(names, list) else None)
 
 
-def pick_content(
-    kind: str,
-    schema: Any,
-    features: dict[str, dict[str, Any]],
-    named: str | None,
-    where: object,
-    advice: str | None = None,
-) -> str:
-    """The column with images, or with texts: the named one, else the only one of a usual name or type.
-
-    advice: what to do where there is none or several, by default which setting names it.
-    """
+def _pick_content(kind: str, schema: Any, features: dict[str, dict[str, Any]], named: str | None, where: object) -> str:
+    """The column with images, or with texts: the named one, else the only one of a usual name or type."""
+    advice = None
     if kind == "image":
         holds, what = _holds_bytes, "encoded images (bytes)"
         usual = [name for name in schema.names if features.get(name, {}).get("_type") == "Image"]
@@ -76,7 +67,7 @@ def pick_content(
     else:
         holds, what = _holds_text, "texts"
         usual = [name for name in schema.names if name in TEXT_NAMES and holds(schema.field(name).type)]
-    if advice is None and not usual and kind == "image":
+    if not usual and kind == "image":
         advice = "name it with image_column, or a column of texts with text_column"
     content = pick_column(kind, named, usual, schema.names, where, advice)
     if schema.names.count(content) > 1:
@@ -95,11 +86,11 @@ def stored_features(metadata: dict[bytes, bytes] | None) -> dict[str, dict[str, 
         return {}
 
 
-def label_columns(schema: Any, features: dict[str, dict[str, Any]]) -> list[str]:
+def _label_columns(schema: Any, features: dict[str, dict[str, Any]]) -> list[str]:
     """Columns of feature type ClassLabel, else those with a usual name: that can hold labels, or, without any, all."""
     declared = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
     usual = [name for name in schema.names if name in LABEL_NAMES]
-    return declared or [name for name in usual if holds_labels(schema.field(name).type)] or usual
+    return declared or [name for name in usual if _holds_labels(schema.field(name).type)] or usual
 
 
 def _holds_bytes(kind: Any) -> bool:
@@ -118,12 +109,12 @@ def _holds_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def holds_labels(kind: Any) -> bool:
+def _holds_labels(kind: Any) -> bool:
     """Whether a column may hold labels: words, whole numbers, also spelt 3.0, or categories of such."""
     import pyarrow.types as types
 
     if types.is_dictionary(kind):
-        return holds_labels(kind.value_type)
+        return _holds_labels(kind.value_type)
     is_number = types.is_integer(kind) or types.is_boolean(kind) or types.is_floating(kind) or types.is_decimal(kind)
     return bool(is_number) or _holds_text(kind)
 

@@ -1,9 +1,8 @@
 """New inputs for a model that has been trained, brought into the form in which the run stored its own.
 
-What is read: Parquet files with encoded images, PNG and JPEG files, a CSV file with the features that a run was trained
-on; texts in Parquet or CSV files, which become ids by the run's own words; one array in a .npy file. Conversions
-are those of loading (`data.image_size`), and from gray to RGB and back where nothing is guessed; anything else is
-refused.
+What is read: PNG and JPEG files; a CSV file with the features that a run was trained on, or with texts, which become
+ids by the run's own words; one array in a .npy file. Conversions are those of loading (`data.image_size`), and from
+gray to RGB and back where nothing is guessed; anything else is refused.
 
 Shapes: N inputs, C channels, H x W pixels.
 """
@@ -13,21 +12,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polyfed.data import tables
-from polyfed.data.arrow_tables import Part, open_parquet
-from polyfed.data.column_schema import holds_labels, label_columns, pick_content
 from polyfed.data.federation_columns import Feature
-from polyfed.data.files import check_file, files_of
-from polyfed.data.images import PICTURES, decode, images_in, read_picture
+from polyfed.data.files import check_file
+from polyfed.data.images import PICTURES, images_in, read_picture
 from polyfed.data.samples import LabeledSamples, TableColumns, fill_missing, stored_rows
 from polyfed.data.sources.client_arrays import NO_ARRAY
 from polyfed.data.text import FIRST_WORD, Vocabulary
@@ -97,47 +93,34 @@ class InferenceInputs:
 def read(path: Path, form: InputSpec) -> InferenceInputs:
     """Read inputs from files.
 
-    Columns of tables are those that are called as in the run, or else the only ones of a usual name or type. Without a
-    column of labels there are none. Labels are the classes' names, or their numbers.
+    Columns of tables are those that are called as in the run, or else the only ones of a usual name. Without a column
+    of labels there are none. Labels are the classes' names, or their numbers.
 
     Args:
-        path: Parquet files (one, or all of a folder), PNG or JPEG files (likewise), a ``.csv`` or a ``.npy`` file; for
-            a run on texts Parquet files, a ``.csv`` or a ``.npy`` file (ids).
+        path: a PNG or JPEG file, or a folder of them; a ``.csv`` file; or a ``.npy`` file, of texts with their ids.
         form: what the inputs must become.
     """
     check_file(path)
     if not path.exists():
         raise ConfigError(f"expected {_kinds(form)}, got '{path}', which is not there")
     suffix = path.suffix.lower() if path.is_file() else ""
-    parquet, pictures = _image_files(path, suffix)
     if suffix == ".npy":
         return from_tensor(_array(path), form, str(path))
     if suffix == ".csv":
         return _from_csv(path, form)
-    if parquet and (form.vocabulary is not None or form.images):
-        return _from_parquet(parquet, form)
+    pictures = images_in(path) if path.is_dir() else [path] if suffix in PICTURES else []
     if pictures and form.images:
         rows = [_fitted(read_picture(picture)[None], form, str(picture)) for picture in pictures]
         return InferenceInputs(tuple(picture.name for picture in pictures), torch.cat(rows))
-    if form.vocabulary is None and (parquet or pictures):
-        raise ConfigError(f"expected a .npy file with inputs {form}, as the run stored them, got images in '{path}'")
     raise ConfigError(f"expected {_kinds(form)}, got '{path}'{' without any' if path.is_dir() else ''}")
 
 
 def _kinds(form: InputSpec) -> str:
-    if form.vocabulary is None:
-        return "a folder of Parquet or image files (.png, .jpg), one such file, a .csv file, or a .npy file"
-    return "a .csv or .parquet file of texts, a folder of .parquet files, or a .npy file of ids"
-
-
-def _image_files(path: Path, suffix: str) -> tuple[list[Path], list[Path]]:
-    if not path.is_dir():
-        return [path] if suffix == ".parquet" else [], [path] if suffix in PICTURES else []
-    parquet = files_of(path, "parquet")
-    pictures = images_in(path)
-    if parquet and pictures:
-        raise ConfigError(f"expected Parquet files or image files in {path}, got both")
-    return parquet, pictures
+    if form.vocabulary is not None:
+        return "a .csv file of texts, or a .npy file of ids"
+    if form.images:
+        return "a folder of image files (.png, .jpg), one such file, or a .npy file"
+    return f"a .csv file, or a .npy file with inputs {form}, as the run stored them"
 
 
 def from_tensor(x: Tensor, form: InputSpec, place: str) -> InferenceInputs:
@@ -213,81 +196,27 @@ def _from_csv(path: Path, form: InputSpec) -> InferenceInputs:
 def _numbered_labels(labels: tables.NewLabels, form: InputSpec) -> Tensor | None:
     if labels is None:
         return None
-    numbers = [(int(label) if label.isascii() and label.isdigit() else label, place) for label, place in labels]
-    return torch.tensor([_numbered_label(label, form, place) for label, place in numbers])
+    return torch.tensor([_numbered_label(label, form, place) for label, place in labels])
 
 
-def _of_texts(texts: Sequence[str], vocabulary: Vocabulary, names: Sequence[str] | None = None) -> InferenceInputs:
-    """Texts as ids, by the words that the run knew; and the names of those that have no id of a word."""
-    named = tuple(map(str, range(len(texts))) if names is None else names)
-    x = vocabulary.ids(texts)
-    none = (x < FIRST_WORD).all(dim=1).tolist()
-    return InferenceInputs(named, x, unknown=tuple(itertools.compress(named, none)))
-
-
-def _from_parquet(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
-    names: list[str] = []
-    images: list[Tensor] = []
-    texts: list[str] = []
-    labels: list[int | float] = []
-    for path in paths:
-        for number, (cell, label) in enumerate(_cells(open_parquet(path), form)):
-            place = f"row {number} of {path}"
-            names.append(str(number) if len(paths) == 1 else f"{path.name}:{number}")
-            if form.vocabulary is None:
-                pixels = decode(cell["bytes"] if isinstance(cell, dict) else cell, place)
-                images.append(_fitted(pixels[None], form, place))
-            elif cell is None:
-                raise ConfigError(f"expected a text, got none in {place}")
-            else:
-                texts.append(str(cell))
-            labels += [] if label is None else [_numbered_label(label, form, place)]
-    if not names:
-        raise ConfigError(f"expected at least one row in {paths[0]}, got an empty file")
-    if labels and len(labels) < len(names):
-        raise ConfigError(f"expected a label in every row below {paths[0].parent}, or in none, got some without")
-    y = torch.tensor(labels) if labels else None
-    if form.vocabulary is not None:
-        return replace(_of_texts(texts, form.vocabulary, names), y=y)
-    return InferenceInputs(tuple(names), torch.cat(images), y)
-
-
-def _cells(part: Part, form: InputSpec) -> Iterator[tuple[Any, Any]]:
-    """The images or texts of a file with their labels: a class's name, a number, or None."""
-    names = part.schema.names
-    column = None
-    if form.vocabulary is not None and form.vocabulary.column in names:
-        column = form.vocabulary.column
-    kind = "image" if form.vocabulary is None else "text"
-    advice = f"leave it one column of {kind}s"
-    content = pick_content(kind, part.schema, part.features, column, part.where, advice)
-    candidates = label_columns(part.schema, part.features)
-    label = candidates[0] if len(candidates) == 1 else None
-    if form.label_column in names and form.label_column != content:
-        label = form.label_column
-    if label is not None and not holds_labels(part.schema.field(label).type):
-        got = part.schema.field(label).type
-        raise ConfigError(f"expected numbers or names in column '{label}' of {part.where}, got {got}")
-    spelling: Any = part.features.get(label or "", {}).get("names")
-    for cells, *marks in part.batches([content, *([label] if label else [])]):
-        for cell, mark in zip(cells, marks[0] if marks else [None] * len(cells), strict=True):
-            named = isinstance(spelling, list) and isinstance(mark, int) and 0 <= mark < len(spelling)
-            yield cell, spelling[mark] if named else mark
-
-
-def _numbered_label(label: Any, form: InputSpec, place: str) -> int | float:
+def _numbered_label(label: str, form: InputSpec, place: str) -> int | float:
     """The number of a class, from its name or its number; where numbers are predicted, the label as one."""
     if not form.class_names:
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(ValueError):
             if math.isfinite(value := float(label)):
                 return value
         raise ConfigError(f"expected a finite number as label, got '{label}' in {place}")
-    if not isinstance(label, str) and label == label // 1:  # true, 3.0
-        label = int(label)
-    name = str(label)
-    if name in form.class_names:
-        return form.class_names.index(name)
-    if isinstance(label, int) and 0 <= label < len(form.class_names):
+    if label in form.class_names:
+        return form.class_names.index(label)
+    if label.isascii() and label.isdigit() and int(label) < len(form.class_names):
         return int(label)
     known = ", ".join(form.class_names[:10]) + (", ..." if len(form.class_names) > 10 else "")
-    raise ConfigError(f"expected labels among the run's classes ({known}), got '{name}' in {place}")
+    raise ConfigError(f"expected labels among the run's classes ({known}), got '{label}' in {place}")
+
+
+def _of_texts(texts: Sequence[str], vocabulary: Vocabulary) -> InferenceInputs:
+    """Texts as ids, by the words that the run knew; and the names of those that have no id of a word."""
+    names = tuple(map(str, range(len(texts))))
+    x = vocabulary.ids(texts)
+    none = (x < FIRST_WORD).all(dim=1).tolist()
+    return InferenceInputs(names, x, unknown=tuple(itertools.compress(names, none)))

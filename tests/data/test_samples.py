@@ -148,17 +148,15 @@ def refused(name: str, root: Path | None = None) -> str:
 def test_of_parquet_files(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train-0.parquet", some_images(3), {"label": [0, 1, 2]})
     write_parquet(tmp_path / "train-1.parquet", some_images(3), {"label": [2, -1, -1]})
-    where = tmp_path / "train-1.parquet"
-    problem = f"expected labels from 0 on in column 'label', got -1 in row 1 of {where}, the first of 2 such rows{NONE}"
-    assert refused(f"parquet:{tmp_path}") == problem
+    assert refused(f"parquet:{tmp_path}") == f"expected labels from 0 on in column 'label', got -1{NONE}"
 
 
 def test_of_a_folder_for_each_client(tmp_path: Path) -> None:
     put(tmp_path / "clinics" / "north" / "train.csv", "a,label\n1,0\n2,1\n3,2\n")
     put(tmp_path / "clinics" / "south" / "train.csv", "a,label\n1,0\n2,2\n3,-1\n")
-    assert f"got -1 in line 4 of {tmp_path / 'clinics' / 'south'}" in refused("clients:clinics", tmp_path)
+    assert f"got -1{NONE}" in refused("clients:clinics", tmp_path)
     put(tmp_path / "clinics" / "south" / "train.csv", "a,label\n1,1\n2,1\n3,-1\n")  # 1 and -1 alone may be two classes
-    assert f"got -1 in line 4 of {tmp_path / 'clinics' / 'south'}" in refused("clients:clinics", tmp_path)
+    assert f"got -1{NONE}" in refused("clients:clinics", tmp_path)
     put(tmp_path / "clinics" / "north" / "train.csv", "a,label\n1,1\n2,1\n3,-1\n")
     assert load_dataset("clients:clinics", tmp_path).class_names == ("-1", "1")
 

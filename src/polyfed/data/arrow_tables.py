@@ -147,7 +147,7 @@ def read_images(sides: Parts, options: SourceOptions, label_column: str | None =
         for side, parts in sides.items():
             images[side], raw[side] = _read_side(parts, found, shape)
             shape = images[side].shape[1:]
-        labels, names = encode_labels(raw, found.label, found.class_names, _files(sides))
+        labels, names = encode_labels(raw, found.label, found.class_names)
         read = {side: LabeledSamples(images[side], torch.from_numpy(labels[side])) for side in sides}, names
         into_cache(key, *read)
     further = {side: _extra_columns(parts, options.columns, side == "train") for side, parts in sides.items()}
@@ -157,7 +157,6 @@ def read_images(sides: Parts, options: SourceOptions, label_column: str | None =
 def read_texts(sides: Parts, options: SourceOptions) -> tuple[dict[str, RawTexts], Columns]:
     """The sides' texts, and the columns that were read; see `read_images`."""
     found = _same_columns(sides, "text", options.text_column, options.label_column)
-    files = _files(sides)
     read = {}
     for side, parts in sides.items():
         batches = [batch for part in parts for batch in part.filled(found)]
@@ -166,7 +165,7 @@ def read_texts(sides: Parts, options: SourceOptions) -> tuple[dict[str, RawTexts
             raise ConfigError(f"expected at least one row in {parts[0].where}, got an empty file")
         labels = np.concatenate([_label_values(marks, found.label, parts[0].where) for _, marks in batches])
         more = _extra_columns(parts, options.columns, side == "train")
-        read[side] = RawTexts(texts, labels, more, files[side])
+        read[side] = RawTexts(texts, labels, more)
     return read, found
 
 
@@ -182,10 +181,6 @@ def _same_columns(sides: Parts, kind: str, named: str | None, label_column: str 
         chosen = found
     assert chosen is not None  # every side has a part
     return chosen
-
-
-def _files(sides: Parts) -> dict[str, list[tuple[object, range]]]:
-    return {side: [(part.where, range(part.rows)) for part in parts] for side, parts in sides.items()}
 
 
 def _read_side(parts: Sequence[Part], columns: Columns, shape: torch.Size | None) -> tuple[torch.Tensor, NDArray[Any]]:

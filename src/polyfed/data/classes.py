@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfed.data.samples import of_so_many
 from polyfed.errors import ConfigError
-
-Files = Sequence[tuple[object, Sequence[int]]]  # a side's files, with the numbers of their rows or lines
 
 _SIGNS = {"-1", "1"}  # the usual labels of two classes, beside 0 and 1
 _WHOLE = re.compile(r"-?[0-9]+")
@@ -20,10 +17,7 @@ _NAMED = 12  # classes by name; of more, how many
 
 
 def encode_labels(
-    raw: Mapping[str, NDArray[Any]],
-    column: str,
-    names: tuple[str, ...] | None = None,
-    files: Mapping[str, Files] | None = None,
+    raw: Mapping[str, NDArray[Any]], column: str, names: tuple[str, ...] | None = None
 ) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
     """Labels as 0..C-1 and the classes' names.
 
@@ -34,45 +28,23 @@ def encode_labels(
     Args:
         raw: side -> (N,) labels, int64 or strings. column: where they stood.
         names: of the classes, if the files name them.
-        files: side -> what it was read from, to name the row of a label that is refused.
     """
     values = np.unique(np.concatenate(list(raw.values())))
-    expected = f"from 0 on in column '{column}'"
-    if values.dtype == np.int64:
-        if names is not None:
-            expected = f"0..{len(names) - 1} in column '{column}', which names {len(names)} classes"
-        elif np.array_equal(values, np.arange(len(values))):
-            names = tuple(map(str, values))
-        if names is not None:
-            _check_labels(raw, range(len(names)), expected, files or {})
-            return {side: labels.astype(np.int64) for side, labels in raw.items()}, names
     spelt = tuple(map(str, values))
-    if negative_name(spelt) is not None:
-        _check_labels(raw, [value for value in values.tolist() if int(value) >= 0], expected, files or {})
+    expected = "from 0 on"
+    wrong = negative_name(spelt)
+    if names is not None and values.dtype == np.int64:
+        expected = f"0..{len(names) - 1}, as the files name {len(names)} classes,"
+        wrong = next((str(value) for value in values if not 0 <= value < len(names)), None)
+    if wrong is not None:
+        hint = "; -1 often means that there is none" if wrong == "-1" else ""
+        raise ConfigError(
+            f"expected labels {expected} in column '{column}', got {wrong}{hint}; drop such rows, or name the column "
+            "of the labels in label_column"
+        )
+    if values.dtype == np.int64 and (names is not None or np.array_equal(values, np.arange(len(values)))):
+        return {side: labels.astype(np.int64) for side, labels in raw.items()}, names or spelt
     return {side: np.searchsorted(values, labels).astype(np.int64) for side, labels in raw.items()}, spelt
-
-
-def _check_labels(
-    raw: Mapping[str, NDArray[Any]], known: Sequence[Any], expected: str, files: Mapping[str, Files]
-) -> None:
-    """Refuse labels that are not known, by the first such row."""
-    for side, labels in raw.items():
-        rows = np.flatnonzero(~np.isin(labels, list(known)))
-        if len(rows):
-            first = labels[rows[0]]
-            hint = "; -1 often means that there is none" if str(first) == "-1" else ""
-            raise ConfigError(
-                f"expected labels {expected}, got {first} in {_row_of(side, int(rows[0]), files.get(side, ()))}"
-                f"{of_so_many(len(rows))}{hint}; drop such rows, or name the column of the labels in label_column"
-            )
-
-
-def _row_of(side: str, row: int, files: Files) -> str:
-    for file, numbers in files:
-        if row < len(numbers):
-            return f"{'row' if isinstance(numbers, range) else 'line'} {numbers[row]} of {file}"
-        row -= len(numbers)
-    return f"row {row} of the {'training' if side == 'train' else side} side"
 
 
 def negative_name(names: Iterable[str]) -> str | None:

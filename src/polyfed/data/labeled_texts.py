@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from polyfed.data.classes import Files, encode_labels
+from polyfed.data.classes import encode_labels
 from polyfed.data.column_schema import Columns
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.options import SourceOptions
@@ -27,15 +27,11 @@ _ON = {"train": "on the training side", "test": "on the test side"}
 
 @dataclass(frozen=True)
 class RawTexts:
-    """One side as it is stored: N texts, (N,) labels, int64 or strings, and further columns, (N,) values by name.
-
-    files: what they were read from, and how many rows of each.
-    """
+    """One side as it is stored: N texts, (N,) labels, int64 or strings, and further columns, (N,) values by name."""
 
     texts: Sequence[str]
     labels: NDArray[Any]
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    files: Files = ()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -53,8 +49,7 @@ def encode_texts(sides: Mapping[str, RawTexts], columns: Columns, options: Sourc
     length = options.max_length or (_CHARACTERS if rule == "characters" else _WORDS)
     words_in = {side: [tokenize(text, rule) for text in raw.texts] for side, raw in sides.items()}
     raw_labels = {side: raw.labels for side, raw in sides.items()}
-    files = {side: raw.files for side, raw in sides.items()}
-    labels, class_names = encode_labels(raw_labels, columns.label, columns.class_names, files)
+    labels, class_names = encode_labels(raw_labels, columns.label, columns.class_names)
     if len(class_names) < 2:
         raise ConfigError(f"expected labels of two or more classes, got '{class_names[0]}' alone")
     most = options.vocab_size or _VOCABULARY

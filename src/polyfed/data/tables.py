@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyfed.data.classes import Files, encode_labels
+from polyfed.data.classes import encode_labels
 from polyfed.data.column_schema import TEXT_NAMES, Columns, column_values, pick_column
 from polyfed.data.dataset import DatasetSource
 from polyfed.data.federation_columns import Feature, align
@@ -267,12 +267,6 @@ def _files_of(place: Path) -> dict[str, list[Path]]:
 
 def _places(frame: Frame) -> list[str]:
     return [f"{frame.index.names[1]} {row} of {file}" for file, row in frame.index]
-
-
-def _files(frame: Frame) -> Files:
-    if frame.index.names[1] == "row":
-        return [(frame.index[0][0], range(len(frame)))]
-    return [(file, part.index.get_level_values("line").tolist()) for file, part in frame.groupby("file", sort=False)]
 
 
 def _refuse(cells: Any, wrong: Any, expected: str, hint: Callable[[str], str]) -> None:
@@ -570,7 +564,7 @@ def _labels(
         targets = gathered(functools.partial(_targets, frame, label) for frame in sides.values())
         return dict(zip(sides, targets, strict=True)), ()
     raw = raw_labels(sides, label, where)
-    return encode_labels(raw, label, None, {side: _files(frame) for side, frame in sides.items()})
+    return encode_labels(raw, label)
 
 
 def raw_labels(sides: Mapping[str, Frame], label: str, where: object) -> dict[str, NDArray[Any]]:
@@ -612,7 +606,7 @@ def read_texts(
     _, labels, read = gathered(attempts)
     found = {}
     for (side, frame), texts in zip(sides.items(), read, strict=True):
-        found[side] = RawTexts(texts, labels[side], extra_columns(frame, options, side == "train"), _files(frame))
+        found[side] = RawTexts(texts, labels[side], extra_columns(frame, options, side == "train"))
     return found, Columns(text, label)
 
 

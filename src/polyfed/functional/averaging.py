@@ -51,15 +51,12 @@ def weighted_mean(models: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
 
     Source: McMahan et al., AISTATS 2017, Algorithm 1; FedHeNN, Algorithm 1.
     """
-    shares = _shares(models, weights)
-    first = models[0]
+    first = models[0] if models else {}
     for i, model in enumerate(models):
         if model.keys() != first.keys():
             name = sorted(model.keys() ^ first.keys())[0]
             raise ValueError(f"expected the same tensors in every model, but only one of models 0 and {i} has '{name}'")
-        for name, tensor in model.items():
-            _same_shape(name, first[name], tensor, f"model {i}", "model 0")
-    return _means({name: ([m[name] for m in models], shares) for name in first}, first)
+    return layer_wise_mean(models, weights, first)
 
 
 def layer_wise_mean(
@@ -82,11 +79,11 @@ def layer_wise_mean(
 
     Source: FedIN, eq. 19 (groups ordered by size are the special case of nested names).
     """
-    parts = {
-        name: ([models[i][name] for i, _ in held], [share for _, share in held])
-        for name, held in _parts(models, weights, base).items()
-    }
-    return _means(parts, base)
+    mean = {}
+    for name, held in _parts(models, weights, base).items():
+        counted = [(models[i][name].detach(), share) for i, share in held]
+        mean[name] = _mean(counted, base[name]) if counted else base[name].detach().clone()
+    return mean
 
 
 def normalized_mean(
@@ -124,14 +121,20 @@ def _parts(
 ) -> dict[str, list[tuple[int, float]]]:
     """Name -> (place, share) of the models of positive weight that have it; the shares sum to 1.
 
-    They are the weights normalized once: where all have a tensor, its shares are those of `weighted_mean` bit for bit.
+    They are the weights normalized once: they do not depend on who lacks another tensor.
     """
-    _shares(models, weights)  # refuses weights that are unusable
+    if len(models) != len(weights):
+        raise ValueError(f"expected one weight per model, got {len(weights)} weights for {len(models)} models")
+    normalize(weights)  # refuses weights that are unusable
     for i, model in enumerate(models):
         for name, tensor in model.items():
             if name not in base:
                 raise ValueError(f"expected only tensors of the union model, got '{name}' from model {i}")
-            _same_shape(name, base[name], tensor, f"model {i}", "the union model")
+            if tensor.shape != base[name].shape:
+                raise ValueError(
+                    f"expected '{name}' of shape {tuple(base[name].shape)}, as others have it, got "
+                    f"{tuple(tensor.shape)} from model {i}"
+                )
     parts = {}
     for name in base:
         held = [
@@ -141,29 +144,8 @@ def _parts(
     return parts
 
 
-def _shares(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> list[float]:
-    if len(models) != len(weights):
-        raise ValueError(f"expected one weight per model, got {len(weights)} weights for {len(models)} models")
-    return normalize(weights)
-
-
-def _same_shape(name: str, expected: Tensor, tensor: Tensor, who: str, owner: str) -> None:
-    if tensor.shape != expected.shape:
-        raise ValueError(
-            f"expected '{name}' of shape {tuple(expected.shape)} as in {owner}, got {tuple(tensor.shape)} from {who}"
-        )
-
-
-def _means(parts: Mapping[str, tuple[list[Tensor], list[float]]], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The mean of the tensors of each name by their shares, or a copy of the one in ``base`` where there are none."""
-    return {
-        name: _mean(tensors, shares, base[name]) if tensors else base[name].detach().clone()
-        for name, (tensors, shares) in parts.items()
-    }
-
-
-def _mean(tensors: Sequence[Tensor], shares: Sequence[float], like: Tensor) -> Tensor:
-    counted = [(t.detach(), s) for t, s in zip(tensors, shares, strict=True) if s > 0]
+def _mean(counted: Sequence[tuple[Tensor, float]], like: Tensor) -> Tensor:
+    """The mean of tensors by their shares, which are positive."""
     if not like.is_floating_point():
         largest = counted[0][0].clone()
         for tensor, _ in counted[1:]:

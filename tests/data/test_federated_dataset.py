@@ -305,19 +305,17 @@ def test_where_noise_hides_rows_numbers_to_predict_are_refused() -> None:
     assert "numbers to predict" in refusal(lambda: deal(source, private=True, num_clients=2))
 
 
-def test_a_ready_partition() -> None:
+def test_a_partition_of_ones_own() -> None:
     source = numbered(10, 2, 2)
     rows = (np.flatnonzero(source.train.y == 0), np.flatnonzero(source.train.y == 1))
-    federated = deal(source, num_clients=2, partition=Partition(rows), split="official")
+    federated = deal(source, num_clients=2, partition=lambda *given: Partition(rows), split="official")
     check(federated, source)
     assert [counts(c.train, 2).tolist() for c in federated.clients] == [[10, 0], [0, 10]]
     assert [counts(c.test, 2).tolist() for c in federated.clients] == [[2, 0], [0, 2]]
-    with pytest.raises(ConfigError, match="holdout=0"):
-        deal(source, num_clients=2, partition=Partition(rows), split="official", holdout=1)
-    with pytest.raises(ConfigError, match="num_clients=2"):
-        deal(source, num_clients=3, partition=Partition(rows), split="official")
+    assert "unknown partition '7'" in refusal(lambda: deal(source, num_clients=2, partition=7))
+    beyond = Partition((np.array([0]), np.array([99])))
     with pytest.raises(ConfigError, match="client 1 has 99"):
-        deal(source, num_clients=2, partition=Partition((np.array([0]), np.array([99]))), split="official")
+        deal(source, num_clients=2, partition=lambda *given: beyond, split="official")
 
 
 @pytest.mark.parametrize(

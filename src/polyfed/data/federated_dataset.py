@@ -287,13 +287,6 @@ class _Deal:
                 raise ConfigError(
                     f"partition '{wanted}' deals by classes; expected {', '.join(fitting)} where numbers are predicted"
                 )
-        if isinstance(wanted, Partition):
-            if len(wanted.rows) != options.num_clients or options.holdout:
-                raise ConfigError(
-                    f"a ready partition expects num_clients={len(wanted.rows)} (its own number) and holdout=0, got "
-                    f"num_clients={options.num_clients}{' and a holdout' if options.holdout else ''}"
-                )
-            return wanted
         function = wanted if callable(wanted) else PARTITIONS[wanted]
         draws = self._generators("partition")
         for own, names in _SETTINGS:

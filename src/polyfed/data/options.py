@@ -156,9 +156,8 @@ class PartitionSettings(Settings):
     * ``test="global"``: one test set for all. It is the official test side if there is one, and then the training side
       alone is assigned and split a : b; otherwise a class-stratified c part of the pool is set aside before dealing.
 
-    In Python `partition` may also be a function (called with labels (N,), clients and generator, it returns the row
-    numbers of every client, or a `Partition`), or a ready `Partition` of the rows to deal: training rows first, then,
-    where they are pooled, test rows. A ready one needs ``holdout=0``, and with ``test="global"`` an official test side.
+    In Python `partition` may also be a function: called with labels (N,), clients and generator, it returns the row
+    numbers of every client, or a `Partition`.
 
     Rows of the holdout are equally many of each class as far as they go. Rows under a cap, and of clients that lose
     half, are in the proportions of their classes, and those of a smaller cap are among those of a larger one.
@@ -209,8 +208,8 @@ class PartitionSettings(Settings):
     @field_validator("partition")
     @classmethod
     def _known_partition(cls, given: Any) -> Any:
-        if isinstance(given, str) and given not in PARTITIONS:
-            raise ValueError(f"unknown partition '{given}'{suggest(given, PARTITIONS)}")
+        if not callable(given) and (not isinstance(given, str) or given not in PARTITIONS):
+            raise ValueError(f"unknown partition '{given}'{suggest(str(given), PARTITIONS)}")
         return given
 
     @model_validator(mode="after")

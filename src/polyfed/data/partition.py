@@ -451,20 +451,15 @@ def sorted_partition(
     return Partition(ordered, class_shares(ordered, labels, class_count) if shares_KC is None else shares_KC)
 
 
-def balanced_order(y: Rows, generator: np.random.Generator) -> Rows:
-    """A random order of all rows whose every beginning has the classes as evenly as there are rows of them.
+def draw_balanced(y: Rows, count: int, generator: np.random.Generator) -> Rows:
+    """`count` random rows, equally many of each class as far as they go; sorted.
 
-    The class that has one row more is drawn.
+    They are the first of a random order of all rows. The class that has one row more is drawn.
     """
     shuffled = [generator.permutation(np.flatnonzero(y == label)) for label in range(int(y.max(initial=-1)) + 1)]
     turn = np.concatenate([np.arange(len(mine)) for mine in shuffled])
     order = np.lexsort((generator.random(len(y)), turn))
-    return np.concatenate(shuffled)[order]
-
-
-def draw_balanced(y: Rows, count: int, generator: np.random.Generator) -> Rows:
-    """`count` random rows, equally many of each class as far as they go; sorted."""
-    return np.sort(balanced_order(y, generator)[:count])
+    return np.sort(np.concatenate(shuffled)[order][:count])
 
 
 def split_rows(

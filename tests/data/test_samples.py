@@ -78,16 +78,12 @@ class Stream(IterableDataset[Any]):
         return iter([(torch.zeros(2), 0)])
 
 
-MASKED = np.ma.masked_array(np.ones((3, 2), dtype=np.float32), mask=[[0, 0], [1, 0], [0, 1]])
 LABELS = np.array([0, 1, 0])
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ((MASKED, LABELS), r"train: expected inputs without masked values, got 2; fill them in"),
-        ((MASKED.data, np.ma.masked_equal(LABELS, 1)), "expected labels without masked values, got 1"),
-        (Items(*zip(MASKED, LABELS, strict=True)), "expected an input in item 1 without masked values, got 1"),
         (Stream(), "got Stream"),
         (Items(), "at least one item"),
         (Items((torch.zeros(2), 0), (torch.zeros(3), 1)), r"\(2,\).* got \(3,\).* in item 1"),

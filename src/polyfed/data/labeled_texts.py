@@ -33,9 +33,6 @@ class RawTexts:
     labels: NDArray[Any]
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
 
 def encode_texts(sides: Mapping[str, RawTexts], columns: Columns, options: SourceOptions) -> DatasetSource:
     """Texts and their labels as numbers; the vocabulary is made of the training side alone.

@@ -242,7 +242,6 @@ def _paired(inputs: Any, labels: Any) -> LabeledSamples:
 
 def _tensor(given: Any, what: str) -> Tensor:
     """Convert numbers to a tensor without a graph, which shares memory with an array that may be written into."""
-    refuse_masked(given, what)
     if isinstance(given, np.ndarray) and not given.flags.writeable:
         given = given.copy()
     try:
@@ -328,7 +327,6 @@ def _input(given: Any, row: int) -> Tensor:
         given = upright(given)
     if picture not in (None, "L", "RGB"):
         raise ConfigError(f"expected gray (L) or RGB images, got mode {picture} in item {row}")
-    refuse_masked(given, f"an input in item {row}")
     try:
         x = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
     except (TypeError, ValueError) as error:
@@ -374,21 +372,6 @@ def target_scale(y: Tensor) -> TargetScale:
     values = y.double()
     std = float(values.std(correction=0))
     return TargetScale(float(values.mean()), std if std > 0 else 1.0)
-
-
-def refuse_masked(given: Any, what: str) -> None:
-    """Refuse a NumPy array with masked values, or a list of such: tensors have no mask, and would take what is below.
-
-    Args:
-        what: it is, for the message: "inputs".
-    """
-    parts = given if isinstance(given, list | tuple) else [given]
-    count = sum(int(np.ma.getmaskarray(part).sum()) for part in parts if isinstance(part, np.ma.MaskedArray))
-    if count:
-        raise ConfigError(
-            f"expected {what} without masked values, got {count}; fill them in, as with array.filled(0), or leave "
-            "their rows out"
-        )
 
 
 def of_so_many(count: int) -> str:

@@ -36,7 +36,7 @@ from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.settings import AdapterSettings
 from polyfed.data.federation_columns import Feature
 from polyfed.data.inference_inputs import InputSpec, from_tensor, read
-from polyfed.data.samples import TableColumns, TargetScale, refuse_masked
+from polyfed.data.samples import TableColumns, TargetScale
 from polyfed.data.text import FIRST_WORD, OF_PAPER, WORDS_FILE, Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.engine.architectures import build_model_factory
@@ -105,7 +105,6 @@ class ClientModel:
         Raises:
             ConfigError: see `polyfed.data.inference_inputs.read`.
         """
-        refuse_masked(data, "inputs")
         if isinstance(data, Tensor | np.ndarray):
             inputs = from_tensor(torch.as_tensor(data), self.form, "the tensor given")
         elif not isinstance(data, str | os.PathLike):

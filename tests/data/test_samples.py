@@ -87,7 +87,7 @@ LABELS = np.array([0, 1, 0])
         (Stream(), "got Stream"),
         (Items(), "at least one item"),
         (Items((torch.zeros(2), 0), (torch.zeros(3), 1)), r"\(2,\).* got \(3,\).* in item 1"),
-        (Items((torch.zeros(2), torch.tensor([1, 2]))), "label of item 0"),
+        (Items((torch.zeros(2), torch.tensor([1, 2]))), r"labels of shape \(N,\), got \(1, 2\)"),
         (Items((torch.tensor([0, float("nan")]), 1)), "finite"),
         (Items({"img": [1.0], "kind": 1}), "got img, kind"),
     ],
@@ -179,7 +179,7 @@ def test_of_arrays(tmp_path: Path) -> None:
         (lambda: from_tensors(good, pair, name="mine"), f"test side of 'mine': expected labels from 0 on, {where}"),
         (lambda: LabeledSamples(torch.zeros(4, 3), torch.tensor(y)), f"expected labels from 0 on, {where}"),
         (lambda: pf.Client("mlp-64-32", good, pair), f"test: expected labels from 0 on, {where}"),
-        (lambda: from_tensors([(1.0, 0), (2.0, -1), (3.0, 1)]), f"as label of item 1, got -1{problem}"),
+        (lambda: from_tensors([(1.0, 0), (2.0, -1), (3.0, 1)]), f"expected labels from 0 on, got -1 in row 1{problem}"),
     ):
         assert refusal(make).endswith(message)
 

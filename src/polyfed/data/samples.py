@@ -269,14 +269,14 @@ def from_dataset(dataset: Any) -> LabeledSamples:
     Args:
         dataset: has a length; an item is a pair (input, label), or a dictionary of two entries, one of them with
             a usual name of a label. An input is a tensor, an array, numbers, or a Pillow image (gray or RGB), which
-            becomes (C, H, W) uint8; all have one shape. Labels are whole numbers, or all floats, numbers to predict.
+            becomes (C, H, W) uint8; all have one shape. Labels are whole numbers, or floats, numbers to predict.
 
     Returns:
-        x of the items' type; float64 becomes float32.
+        x of the items' type; floats become float32.
 
     Raises:
         ConfigError: no length or no items, items of another form, shapes or types that differ, a label that is missing
-            or neither a whole number from 0 on nor a float like all others.
+            or no number.
     """
     try:
         count = len(dataset) if hasattr(dataset, "__getitem__") and not isinstance(dataset, dict) else None
@@ -290,20 +290,16 @@ def from_dataset(dataset: Any) -> LabeledSamples:
         )
     if not count:
         raise ConfigError(f"expected at least one item in a data set, got an empty {type(dataset).__name__}")
-    inputs: list[Tensor] = []
-    labels: list[int | float] = []
-    for row in range(count):
-        given, label = _pair(dataset[row], row)
-        x = _input(given, row)
-        if inputs and (x.shape != inputs[0].shape or x.dtype != inputs[0].dtype):
+    items = [_pair(dataset[row], row) for row in range(count)]
+    inputs = [_input(given, row) for row, (given, _) in enumerate(items)]
+    for row, x in enumerate(inputs):
+        if x.shape != inputs[0].shape or x.dtype != inputs[0].dtype:
             raise ConfigError(
                 f"expected items of one shape and type, {tuple(inputs[0].shape)}, {inputs[0].dtype} as the first, got "
                 f"{tuple(x.shape)}, {x.dtype} in item {row}"
             )
-        inputs.append(x)
-        labels.append(_label(label, row, of_numbers=row > 0 and isinstance(labels[0], float)))
-    x = torch.stack(inputs)
-    return LabeledSamples(x.float() if x.dtype == torch.float64 else x, torch.tensor(labels))
+    arrays = (Tensor, np.generic, np.ndarray)
+    return _paired(torch.stack(inputs), [y.tolist() if isinstance(y, arrays) else y for _, y in items])
 
 
 def _pair(item: Any, row: int) -> tuple[Any, Any]:
@@ -344,20 +340,6 @@ def upright(image: Any) -> Any:
         return ImageOps.exif_transpose(image)
     except Exception:  # Pillow's readers raise nearly anything on foreign bytes
         return image
-
-
-def _label(label: Any, row: int, of_numbers: bool) -> int | float:
-    """A label as a whole number from 0 on, or, in the first row and `of_numbers`, as a float."""
-    value = label.tolist() if isinstance(label, Tensor | np.generic | np.ndarray) else label
-    if isinstance(value, float) and (of_numbers or row == 0):
-        return value
-    if of_numbers:
-        raise ConfigError(f"expected a float as label of item {row}, as of item 0, got {str(label)[:40]}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        hint = f"; {_NO_LABEL}" if value == -1 else ""
-        hint = ONE_LABEL if isinstance(value, SEVERAL) else hint
-        raise ConfigError(f"expected a whole number from 0 on as label of item {row}, got {str(label)[:40]}{hint}")
-    return value
 
 
 def target_scale(y: Tensor) -> TargetScale:

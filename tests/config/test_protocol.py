@@ -84,7 +84,6 @@ def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
 ADDED = [  # a line before that of the tuning seeds, and what is said
     ('controls = ["lonely"]', "expected 'alone', 'own' or 'pooled', got 'lonely'"),
     ('controls = ["alone", "alone"]', "controls: expected each once, got 'alone'"),
-    ("race = 2", "race: expected several tuning seeds beside it, got 1"),
     ('tune_alone = ["fedgh"]', "tune_alone: expected 'alone' among the controls, got none"),
     (
         'controls = ["alone"]\nalone_of = ["fd"]',
@@ -119,11 +118,6 @@ ADDED = [  # a line before that of the tuning seeds, and what is said
         ("seeds = [0, 1]", "seeds = [0, 1, 0]", "seeds: expected each once, got 0 again"),
         ('methods = ["fedgh"]', 'overrides = ["run.seed=3"]', f"{OVERRIDES}'run.seed=3'"),
         ('recipe = "plain.toml"\nseeds', 'recipes = "plain.toml"\nseeds', "unknown key 'settings.more.recipes'"),
-        (
-            "tuning_seeds = [100]",
-            "race = 4\ntuning_seeds = [100, 101]",
-            "race: expected fewer than the 4 trials of fedgh, got 4",
-        ),
         (
             'methods = ["fedgh", "fedproto"]',
             'methods = ["fedgh", "fedproto", "fd"]\ncontrols = ["alone"]\ntune_alone = ["fd"]',

@@ -104,7 +104,7 @@ def test_a_run_does_not_go_on_over_other_data(place: Path, state: str, old: str,
 def test_a_comparison_and_a_sweep_refuse_what_was_run_on_other_data(place: Path) -> None:
     starts: list[Callable[..., object]] = [
         lambda methods: pf.compare("recipe.toml", methods, out="compare"),
-        lambda values: sweep("recipe.toml", {"training.lr": values}, out="sweep", local=False),
+        lambda values: sweep("recipe.toml", {"training.lr": values}, out="sweep"),
     ]
     first: list[list[object]] = [["fedavg"], [0.1, 0.2]]
     more: list[list[object]] = [["fedavg", "fedprox"], [0.1, 0.2, 0.3]]

@@ -1,11 +1,11 @@
-"""Sweeps: the grid, the choice by validation, Local beside it, what is refused, going on after a stop."""
+"""Sweeps: the grid, the choice by validation, what is refused, going on after a stop."""
 
 from __future__ import annotations
 
 import csv
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,51 +84,23 @@ def test_what_is_no_setting_is_refused(text: str) -> None:
 # ---- the grid ----
 
 
-def test_local_goes_on_beside_those_that_are_ahead(tiny: Path) -> None:
-    settings = {"training.lr": [0.1, 0.0], "training.rounds": 1, "data.split": "6:2:2"}
-    done = sweep(tiny, settings, method="fedgh", seeds=[1, 2], out="beside", race=1)
-    ahead, behind = ("lr=0.1", "lr=0") if Path("beside/lr=0.1/seed-2").exists() else ("lr=0", "lr=0.1")
-    both = [f"{name}/seed-{seed}" for name in (ahead, f"local_{ahead}") for seed in (1, 2)]
-    assert made("beside") == sorted([*both, f"{behind}/seed-1", f"local_{behind}/seed-1"])
-    assert done.table is not None
-    assert list(done.table.rows["seeds"][done.table.rows["chosen"]]) == [(1, 2)]
-
-
-@pytest.mark.parametrize("race", [2, 3])
-def test_a_race_leaves_some_behind(tiny: Path, race: int) -> None:
-    with pytest.raises(ConfigError, match=f"race: expected fewer than the 2 combinations, got {race}"):
-        sweep(tiny, {"training.lr": [0.1, 0.2]}, method="local", seeds=[1, 2], race=race)
-
-
-def test_a_race_needs_several_seeds(tiny: Path) -> None:
-    with pytest.raises(ConfigError, match=r"race: expected at least 1, beside several seeds, got 2 with seeds \[0\]"):
-        sweep(tiny, {"training.lr": [0.1, 0.2]}, method="local", race=2)
-
-
-def test_all_combinations_are_run_with_local_beside_each_setting_that_is_not_the_methods(tiny: Path) -> None:
+def test_all_combinations_are_run(tiny: Path) -> None:
     settings = {"training.lr": [0.1, 0.2], "method.header_lr": [0.0, 0.5], "training.rounds": 1}
     done = sweep(tiny, settings, seeds=[1], out="grid")
-    cells = [f"lr={lr}_header_lr={header}" for lr in (0.1, 0.2) for header in (0, 0.5)]
-    wanted = [f"{name}/seed-1" for name in [*cells, "local_lr=0.1", "local_lr=0.2"]]
-    assert made("grid") == sorted(wanted)
-    for name in wanted:
-        stored = tomllib.loads((Path("grid") / name / "recipe.toml").read_text())
-        assert stored["training"]["rounds"] == 1
-        assert stored["training"]["lr"] == (0.1 if "lr=0.1" in name.partition("_header")[0] else 0.2)
-        if not name.startswith("local"):
-            assert stored["method"]["header_lr"] == (0.5 if "header_lr=0.5" in name else 0.0)
-            assert stored["method"]["header_epochs"] == 5  # the recipe's own hyperparameter
-    table = done.table
-    assert table is not None
-    rows = table.rows.to_dict("records")
-    assert [row["method"] for row in rows] == ["local"] * 2 + ["fedgh"] * 4
-    for row in rows[2:]:
+    assert made("grid") == [f"lr={lr}_header_lr={header}/seed-1" for lr in (0.1, 0.2) for header in (0.5, 0)]
+    assert done.table is not None
+    rows = done.table.rows.to_dict("records")
+    assert len(rows) == 4
+    for row in rows:
         header, lr = (row[key] for key in ("method.header_lr", "training.lr"))
-        run, beside = run_of(f"grid/lr={lr}_header_lr={header:g}/seed-1"), run_of(f"grid/local_lr={lr}/seed-1")
-        assert (row["validation"], row["test"]) == (run["validation"], run["accuracy"])
-        assert row["difference"] == run["accuracy"] - beside["accuracy"]
-        assert (row["bytes_up"], row["bytes_down"]) == (run["bytes_up"], run["bytes_down"])
-    best = max(rows[2:], key=lambda row: row["validation"])
+        folder = Path(f"grid/lr={lr}_header_lr={header:g}/seed-1")
+        stored = tomllib.loads((folder / "recipe.toml").read_text())
+        assert (stored["training"]["lr"], stored["training"]["rounds"]) == (lr, 1)
+        assert stored["method"]["header_lr"] == header
+        assert stored["method"]["header_epochs"] == 5  # the recipe's own hyperparameter
+        run = run_of(folder)
+        assert all(row[key] == run[key] for key in ("validation", "accuracy", "bytes_up", "bytes_down"))
+    best = max(rows, key=lambda row: row["validation"])
     assert done.chosen == {key: best[key] for key in ("training.lr", "method.header_lr")}
     assert {path.name for path in done.files} == {"sweep.csv"}
 
@@ -136,59 +108,48 @@ def test_all_combinations_are_run_with_local_beside_each_setting_that_is_not_the
 # ---- the choice ----
 
 
-def record(path: str, validation: float | None, accuracy: float, seed: int = 0, method: str = "fedgh") -> RunRecord:
-    """A finished run as a folder would tell it."""
-    found = {
-        "method": method, "dataset": "digits", "clients": 2, "rounds": 2, "seed": seed, "accuracy": accuracy,
-        "evaluation": {"stage": "personal", "test": "client", "weighting": "clients"}, "bytes_up": 10, "bytes_down": 20,
-        "accuracy_best_by_validation": accuracy, "validation": validation, "seconds": 1.0,
-    }  # fmt: skip
-    result = RunResult(**found)
-    better = RoundRecord(round=1, evaluated=True, validation=0.99)  # which is not the reported round
-    return RunRecord(Path(path), result, to_frame([better], result))
-
-
-def cells(
-    values: Mapping[Any, tuple[float | None, float]], key: str = "method.header_lr", **options: Any
-) -> list[SweepCell]:
-    """A cell for each value, from its (validation, test) accuracy, all beside Local's 0.5."""
-    local = [record("local", 0.5, 0.5, method="local")]
-    grid = [
-        SweepCell({key: value}, [record(str(value), *pair)], beside=local, words=("--set", f"{key}={value}"))
-        for value, pair in values.items()
-    ]
-    return [SweepCell({}, local), *grid]
+def cell(value: Any, validation: float | None, accuracy: float, seeds: Sequence[int] = (0,)) -> SweepCell:
+    """A combination with finished runs as folders would tell them."""
+    runs = []
+    for seed in seeds:
+        found = {
+            "method": "fedgh", "dataset": "digits", "clients": 2, "rounds": 2, "seed": seed, "accuracy": accuracy,
+            "evaluation": {"stage": "personal", "test": "client", "weighting": "clients"}, "bytes_up": 10,
+            "accuracy_best_by_validation": accuracy, "validation": validation, "seconds": 1.0,
+        }  # fmt: skip
+        result = RunResult(**found)
+        better = RoundRecord(round=1, evaluated=True, validation=0.99)  # which is not the reported round
+        runs.append(RunRecord(Path(str(value)), result, to_frame([better], result)))
+    return SweepCell({"method.header_lr": value}, runs, ("--set", f"method.header_lr={value}"))
 
 
 def test_chosen_is_the_best_by_validation_where_test_says_otherwise() -> None:
-    table = build_table(["method.header_lr"], cells({0.01: (0.60, 0.95), 0.1: (0.80, 0.40), 1.0: (0.70, 0.90)}))
+    table = build_table([cell(0.01, 0.60, 0.95), cell(0.1, 0.80, 0.40), cell(1.0, 0.70, 0.90)], [0])
     assert table is not None
     assert table.chosen == {"method.header_lr": 0.1}
-    assert list(table.rows["chosen"]) == [False, False, True, False]
-    assert list(table.rows.loc[2, ["test", "difference"]]) == [0.40, pytest.approx(-0.10)]
+    assert list(table.rows["chosen"]) == [False, True, False]
     assert table.chosen_options == "--set method.header_lr=0.1"
-    text = to_text(table)
-    assert [line.split()[1] for line in text.splitlines() if line.endswith(" yes")] == ["0.1"]
-    (line,) = [line.split() for line in text.splitlines() if line.startswith("fedgh  ") and line.endswith("yes")]
-    assert line == ["fedgh", "0.1", "80.00", "40.00", "40.00", "-10.00", "10", "B", "20", "B", "1.0", "s", "yes"]
+    (line,) = [line.split() for line in to_text(table).splitlines() if line.endswith(" yes")]
+    assert line == ["0.1", "80.00", "40.00", "40.00", "10", "B", "1.0", "s", "yes"]
     rows = list(csv.DictReader(to_csv(table).splitlines()))
-    assert [(row["method.header_lr"], row["chosen"]) for row in rows] == [
-        ("", "False"), ("0.01", "False"), ("0.1", "True"), ("1", "False"),
+    assert [(row["method.header_lr"], row["accuracy"], row["chosen"]) for row in rows] == [
+        ("0.01", "0.95", "False"), ("0.1", "0.4", "True"), ("1", "0.9", "False"),
     ]  # fmt: skip
 
 
-def test_local_is_never_chosen_nor_what_lacks_a_seed_or_a_validation_accuracy() -> None:
-    found = cells({1: (0.4, 0.9), 2: (0.3, 0.9), 3: (None, 0.9)})
-    incomplete = SweepCell({"method.header_lr": 4}, [record("4", 0.99, 0.99)], complete=False, words=("--set", "x"))
-    table = build_table(["method.header_lr"], [*found, incomplete])
+def test_what_lacks_a_seed_or_a_validation_accuracy_is_never_chosen() -> None:
+    lacking = cell(4, 0.99, 0.99)
+    table = build_table(
+        [cell(1, 0.4, 0.9, [0, 1]), cell(2, 0.3, 0.9, [0, 1]), cell(3, None, 0.9, [0, 1]), lacking], [0, 1]
+    )
     assert table is not None
     assert table.chosen == {"method.header_lr": 1}
-    assert "not to be chosen, as a seed is missing: header_lr=4" in table.notes
-    nothing = build_table(["method.header_lr"], [found[0], incomplete])
+    assert "not to be chosen, as a seed is missing: header_lr=4" in table.section.notes
+    nothing = build_table([lacking], [0, 1])
     assert nothing is not None
     assert nothing.chosen is None
     assert "chosen by validation: none" in to_text(nothing)
-    assert build_table(["method.header_lr"], [SweepCell({}, []), SweepCell({}, [])]) is None
+    assert build_table([SweepCell({"a.b": 1}, []), SweepCell({"a.b": 2}, [])], [0]) is None
 
 
 # ---- refused before anything is written ----
@@ -204,9 +165,9 @@ def test_local_is_never_chosen_nor_what_lacks_a_seed_or_a_validation_accuracy() 
         ({"method.header_lr": 0.1}, {}, "expected several values for at least one setting"),
         ({"run.seed": [0, 1]}, {}, "run.seed: expected a setting of the experiment; for seeds give --seeds"),
         ({"run.device": ["cpu", "cuda"]}, {}, "run.device: expected one value, as [run] is no part of the exp"),
-        ({"method.header_lr": [1, 1.0]}, {}, "got header_lr=1 and header_lr=1, which come to the same settings"),
+        ({"method.header_lr": [1, 1.0]}, {}, "expected values that differ, got header_lr=1 twice"),
         ({"data.dirichlet_alpha": [0.1, 0.5]}, {}, "data: dirichlet_alpha = 0.1 does nothing beside partition = 'iid'"),
-        ({"data.split": ["8:1:1", "8:0:2"]}, {}, "expected validation rows (local, split=8:0:2, seed 0), got none"),
+        ({"data.split": ["8:1:1", "8:0:2"]}, {}, "expected validation rows (split=8:0:2, seed 0), got none"),
         ({"training.lr": [0.1, 1]}, {"seeds": []}, "expected at least one seed, got none"),
         ({"training.lr": [0.1, 1]}, {"out": "tiny.toml"}, "expected a place for the run folder tiny.toml"),
     ],
@@ -227,7 +188,7 @@ def test_what_is_done_is_skipped_and_values_can_be_added(tiny: Path) -> None:
     times = {name: (Path("grid") / name / "result.json").stat().st_mtime_ns for name in made("grid")}
     more = sweep(tiny, {**settings, "method.header_lr": [0.0, 0.1, 1.0]}, out="grid")
     assert more.table is not None
-    assert list(more.table.rows["method.header_lr"]) == [None, 0.0, 0.1, 1.0]
+    assert list(more.table.rows["method.header_lr"]) == [0.0, 0.1, 1.0]
     assert {name: (Path("grid") / name / "result.json").stat().st_mtime_ns for name in times} == times
     sweep(tiny, settings, out="grid", overwrite=True)
     assert all((Path("grid") / name / "result.json").stat().st_mtime_ns > before for name, before in times.items())
@@ -244,9 +205,9 @@ def test_a_failure_does_not_stop_the_others(tiny: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", fail)
     done = sweep(tiny, {"method.header_lr": [0.1, 1.0]}, out="grid")
     assert list(done.failures) == ["header_lr=0.1, seed 0"]
-    assert made("grid") == ["header_lr=1/seed-0", "local/seed-0"]
+    assert made("grid") == ["header_lr=1/seed-0"]
     assert done.chosen == {"method.header_lr": 1.0}
-    assert any("header_lr=0.1, seed 0 failed" in note for note in done.table.notes)  # type: ignore[union-attr]
+    assert any("header_lr=0.1, seed 0 failed" in note for note in done.table.section.notes)  # type: ignore[union-attr]
     monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", aggregate)
     assert sweep(tiny, {"method.header_lr": [0.1, 1.0]}, out="grid").failures == {}
 
@@ -262,7 +223,7 @@ def test_the_command(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert "chosen by validation: --set method.header_lr=" in said.out
     assert "wrote runs/tiny-sweep/sweep.csv" in said.out
     assert cli.status(words) == 0
-    assert capsys.readouterr().err.count("already done") == 3
+    assert capsys.readouterr().err.count("already done") == 2
     assert cli.status(["sweep", "tiny.toml"]) == 2
     assert "expected several values" in capsys.readouterr().err
 

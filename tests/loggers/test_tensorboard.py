@@ -94,5 +94,5 @@ def test_every_run_of_a_sweep_has_its_curves(tmp_path: Path, monkeypatch: pytest
     assert cli.status(["sweep", "tiny.toml", *words]) == 0
     with_curves = {path.parent for path in Path("swept").rglob("tensorboard")}
     assert with_curves == {path.parent for path in Path("swept").rglob("result.json")}
-    assert len(with_curves) == 3  # Local, and both values
+    assert len(with_curves) == 2
     assert all("train_loss" in curves(folder) for folder in with_curves)

@@ -83,13 +83,14 @@ def test_the_numbers_are_those_of_the_runs(runs: list[RunRecord], table: Table) 
     assert float(lines[1]["metric_r2"]) == pytest.approx(rows["fedavg"]["metric_r2"])
 
 
-def test_a_sweep_says_what_its_differences_are(runs: list[RunRecord]) -> None:
-    kinds = {method: [run for run in runs if run.method == method] for method in ("local", "fedavg")}
-    table = build_table(["training.lr"], [SweepCell({"training.lr": 1}, kinds["fedavg"], beside=kinds["local"])])
+def test_a_sweep_takes_the_lowest(runs: list[RunRecord]) -> None:
+    by_method = {method: [run for run in runs if run.method == method] for method in ("local", "fedavg")}
+    cells = [SweepCell({"training.lr": at}, own) for at, own in enumerate(by_method.values())]
+    table = build_table(cells, [0, 1, 2])
     assert table is not None
-    (told,) = (note for note in table.notes if "difference to Local" in note)
-    assert told.startswith("RMSE (low is good)")
-    assert "with the same settings otherwise, is below zero where it is better; the choice is by" in told
+    lowest = table.rows["validation"].astype(float).idxmin()
+    assert table.chosen == {"training.lr": lowest}
+    assert "the choice is by validation RMSE, never by test RMSE" in table.section.notes
 
 
 def test_curves_are_in_the_unit_of_the_numbers(table: Table) -> None:

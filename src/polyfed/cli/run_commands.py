@@ -178,9 +178,6 @@ def sweep(
     ] = None,
     method: MethodName = None,
     seeds: Annotated[str, typer.Option(metavar="0,1,...", help="One run of every combination for each.")] = "0",
-    race: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only the N best with the first seed go on with the others.")
-    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for all of it [runs/RECIPE-sweep].")] = None,
     overwrite: RunAgain = False,
     workers: Workers = None,
@@ -192,7 +189,7 @@ def sweep(
 ) -> None:
     """Try all combinations of settings, choose by validation.
 
-    Prints and saves the table; Local runs beside. What is done already is not run again, what was interrupted goes on.
+    Prints and saves the table. What is done already is not run again, what was interrupted goes on.
     Exit status 3: nothing was learnt with any of the settings.
 
     \b
@@ -216,7 +213,6 @@ def sweep(
         executor=executor,
         preset=preset,
         loggers=loggers,
-        race=race,
     )
     print_table(to_text, done)
 

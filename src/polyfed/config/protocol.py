@@ -80,8 +80,6 @@ class Protocol(_Table):
         seen_before: which of these settings and seeds had been seen when the protocol was written, and what of them.
         alone_of: the methods that also run alone, with "alone" among the controls; default: all that send anything.
         tune_alone: methods that are tuned alone, too, over the same values; others have alone what was chosen together.
-        widen: where the value chosen is the first or last of its numbers, one more beyond it is tried, once.
-        race: how many combinations, the best by validation with the first tuning seed, go on with the other seeds.
         variants: method -> what is laid over ``[methods.NAME]`` of every setting's recipe.
         tuning: method -> hyperparameter, or "training.NAME" of the recipe, -> values tried. "pooled" is the control:
             its rows have what validation chooses for the shared network; without, what is chosen for Local.
@@ -97,8 +95,6 @@ class Protocol(_Table):
     seen_before: Annotated[str, Field(min_length=1)] | None = None
     alone_of: Names | None = None
     tune_alone: Names | None = None
-    widen: bool = False
-    race: Annotated[int, Field(ge=1)] | None = None
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tuning: dict[str, dict[str, Values]] = Field(default_factory=dict)
     settings: Annotated[dict[str, Setting], Field(min_length=1)]
@@ -177,9 +173,8 @@ class Protocol(_Table):
 
     def _without_effect(self, tuned: Collection[str]) -> Iterator[str]:
         """Settings of tuning that do nothing beside the others. tuned: methods that are tuned somewhere."""
-        for key in ("tune_alone", "widen", "race"):
-            if getattr(self, key) and not tuned:
-                yield f"{key}: expected a table [tuning] beside it, got none"
+        if self.tune_alone and not tuned:
+            yield "tune_alone: expected a table [tuning] beside it, got none"
         for key in ("tune_alone", "alone_of"):
             if getattr(self, key) and "alone" not in self.controls:
                 yield f"{key}: expected 'alone' among the controls, got {', '.join(self.controls) or 'none'}"
@@ -191,17 +186,6 @@ class Protocol(_Table):
             yield f"tune_alone: expected methods of [tuning], got {untuned[0]}"
         if together := sorted(alone - set(self.alone_of or alone)):
             yield f"tune_alone: expected methods of alone_of, got {together[0]}"
-        if self.race is not None:
-            yield from self._without_race(self.race)
-
-    def _without_race(self, race: int) -> Iterator[str]:
-        """Where a race leaves no combination behind."""
-        if len(self.tuning_seeds) < 2:
-            yield f"race: expected several tuning seeds beside it, got {len(self.tuning_seeds)}"
-        tuned = [(self.trials(setting, name), name) for setting in self.settings for name in self.tuning_of(setting)]
-        fewest, which = min(tuned)
-        if race >= fewest:
-            yield f"race: expected fewer than the {fewest} trials of {which}, got {race}"
 
     def _unequal_trials(self, setting: str) -> Iterator[str]:
         tuning = self.tuning_of(setting)

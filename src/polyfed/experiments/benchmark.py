@@ -10,7 +10,6 @@ file per setting (`polyfed.report.benchmark_results`), to which each method adds
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -316,79 +315,31 @@ class _Setting:
     def _tune(self, method: str, alone: bool) -> Tuning | None:
         """What validation chooses of the values tried for a row; None where no trial was finished."""
         grid = self._grid(method)
-        chosen = self._search(method, alone, grid, self.request.overwrite)
-        if chosen is not None and self.protocol.widen:
-            beyond = {name: one_beyond(values, chosen[name]) for name, values in grid.items()}
-            further = {name: [value] for name, value in beyond.items() if self._is_allowed(method, name, value)}
-            if further:
-                grid = {name: [*values, *further.get(name, [])] for name, values in grid.items()}
-                chosen = self._search(method, alone, grid, overwrite=False)
-        if chosen is None:
-            return None
-        trials = [run for run in load_runs(self._tuning_folder(self._row_name(method, alone))) if run.finished]
-        seconds = sum_of([run.figure("processor_seconds") for run in trials])
-        return Tuning(tried=grid, seeds=self.protocol.tuning_seeds, chosen=chosen, processor_seconds=seconds)
-
-    def _is_allowed(self, method: str, name: str, value: Any) -> bool:
-        """Whether a value beyond those tried is one that the method takes."""
-        if value is None:
-            return False
-        try:
-            self._recipe_of({name: value}, method).choose(_trained_by(method))
-        except ConfigError:
-            return False
-        return True
-
-    def _search(
-        self, method: str, alone: bool, values: Mapping[str, list[Any]], overwrite: bool
-    ) -> dict[str, Any] | None:
-        """The combination that validation chooses; None where no trial was finished."""
         setting = self.protocol.settings[self.name]
         changes = {".".join(keys): [value] for keys, value in map(parse_override, self._changes())}
         if alone:
             changes[key_of(method, "alone")] = [True]
         if method == _POOLED:
             changes["run.control"] = [_POOLED]
+        folder = self.request.out / "tuning" / self.name / self._row_name(method, alone)
         tried = sweep(
             self.request.folder / setting.recipe,
-            changes | {key_of(method, name): tried for name, tried in values.items()},
+            changes | {key_of(method, name): values for name, values in grid.items()},
             method=_trained_by(method),
             seeds=self.protocol.tuning_seeds,
-            out=self._tuning_folder(self._row_name(method, alone)),
-            overwrite=overwrite,
+            out=folder,
+            overwrite=self.request.overwrite,
             progress=self.request.progress,
             preset=setting.preset,
-            local=False,
-            race=self.protocol.race,
             **self.request.run,
         )
         self.request.failures.update({f"{self.name}, tuning: {title}": why for title, why in tried.failures.items()})
         if tried.chosen is None:
             return None
-        chosen = tried.chosen  # of what has several values
-        return {name: chosen.get(key_of(method, name), given[0]) for name, given in values.items()}
-
-    def _tuning_folder(self, row: str) -> Path:
-        return self.request.out / "tuning" / self.name / row
-
-
-def one_beyond(values: Sequence[Any], chosen: Any) -> Any:
-    """The next number beyond the first or last of those tried, where that was chosen; else None.
-
-    >>> one_beyond([0.1, 1.0, 10.0], 10.0), one_beyond([5, 10, 20], 5), one_beyond([0.1, 1.0, 10.0], 1.0)
-    (100.0, 2, None)
-    """
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) and value > 0 for value in values):
-        return None
-    ordered = sorted(values)
-    if len(ordered) < 2 or chosen not in (ordered[0], ordered[-1]):
-        return None
-    next_to_it = ordered[1] if chosen == ordered[0] else ordered[-2]
-    beyond = chosen * chosen / next_to_it
-    if all(isinstance(value, int) for value in values):
-        whole = math.floor(beyond)
-        return None if whole == 0 or whole in ordered else whole
-    return float(f"{beyond:.3g}")
+        chosen = {name: tried.chosen.get(key_of(method, name), given[0]) for name, given in grid.items()}
+        trials = [run for run in load_runs(folder) if run.finished]
+        seconds = sum_of([run.figure("processor_seconds") for run in trials])
+        return Tuning(tried=grid, seeds=self.protocol.tuning_seeds, chosen=chosen, processor_seconds=seconds)
 
 
 # stored figures -----------------------------------------------------------------------------------------------------

@@ -94,12 +94,6 @@ class Outcome:
         """The finished runs of a row, in order of seeds. folder: name of the one that holds its runs."""
         return sorted((run for run in self.runs if run.path.parent.name == folder), key=lambda run: run.seed)
 
-    def joined(self, other: Outcome) -> Outcome:
-        """With what has come of further runs."""
-        return Outcome(
-            [*self.runs, *other.runs], {**self.failures, **other.failures}, {**self.unlearnt, **other.unlearnt}
-        )
-
 
 def plan(rows: Iterable[Recipe], seeds: Iterable[int], folder: Path) -> list[PlannedRun]:
     """Each row with each seed, in ``<folder>/<row>/seed-<n>``; seed by seed, so that the runs of one share its data."""

@@ -1,4 +1,4 @@
-"""A grid over settings: every combination is run, Local beside it, and one is chosen by validation, never by test.
+"""A grid over settings: every combination is run, and one is chosen by validation, never by test.
 
 Like a comparison, a sweep is checked as a whole before its first run; what is done already is not run again, what was
 interrupted goes on, and a run that fails does not keep the others from running.
@@ -6,7 +6,6 @@ interrupted goes on, and a run that fails does not keep the others from running.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
@@ -20,14 +19,13 @@ from polyfed.config.recipe import Recipe
 from polyfed.config.resolve import parse_override, to_toml
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
-from polyfed.experiments.planned_runs import Outcome, PlannedRun, Report, check_planned_runs, run_planned
+from polyfed.experiments.planned_runs import PlannedRun, Report, check_planned_runs, run_planned
 from polyfed.loggers.base import Logger
 from polyfed.loggers.console import Console
 from polyfed.report.sweeps import SweepCell, SweepTable, build_table, named, write
 
 __all__ = ["Sweep", "parse", "sweep"]
 
-_OWN = ("method", "methods")  # the tables of a method's own hyperparameters, which mean nothing to Local
 _SLUG = 100  # characters of a folder's name
 
 
@@ -91,10 +89,8 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     executor: str | None = None,
     preset: str | None = None,
     loggers: Sequence[str] | None = None,
-    local: bool = True,
-    race: int | None = None,
 ) -> Sweep:
-    """Run all combinations of settings x seeds, and choose one by validation accuracy. Local runs beside them.
+    """Run all combinations of settings x seeds, and choose one by validation accuracy.
 
     Chosen is the combination with the highest validation accuracy of the method's main stage in the reported round,
     mean over seeds, among those that were run with all seeds; the first where several are equal.
@@ -110,9 +106,6 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
         overwrite: run again what is already done.
         progress: show how it gets on, on standard error.
         device, workers, executor, preset: as for `polyfed.run`. loggers: names, in place of the recipe's run.loggers.
-        local: False: without Local beside them.
-        race: so many combinations, the best by validation with the first seed, are run with the other ones; default:
-            all.
 
     Raises:
         ConfigError: the request is wrong, or there are no validation rows; nothing has been written.
@@ -120,51 +113,27 @@ def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     """
     values = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in grid.items()}
     swept = _swept(values, seeds)
-    if race is not None and (race < 1 or len(set(seeds)) < 2):
-        raise ConfigError(f"race: expected at least 1, beside several seeds, got {race} with seeds {list(seeds)}")
     options: dict[str, Any] = {"method": method, "preset": preset, "loggers": loggers}
     options |= {"device": device, "workers": workers, "executor": executor}
     points = list(_points(recipe, values, swept, **options))
     _check_different(points)
-    if race is not None and race >= len(points):
-        raise ConfigError(f"race: expected fewer than the {len(points)} combinations, got {race}")
     folder = Path(out if out is not None else points[0].recipe.run.out or f"runs/{points[0].recipe.stem}-sweep")
-    beside = {point.slug: _local(point) for point in points if local and point.recipe.method.name != "local"}
-    every = [*{local.slug: local for local in beside.values()}.values(), *points]
     members = [
         PlannedRun(point.name, point.recipe.with_run(seed=seed, out=None), folder / point.slug / f"seed-{seed}")
         for seed in dict.fromkeys(seeds)
-        for point in every
+        for point in points
     ]
     data = DataCache()
     pending = check_planned_runs(members, folder, overwrite, data)
     _check_validation(pending, data)
     watchers: list[Logger] = [Console()] if progress else []
-    run = functools.partial(run_planned, pending=pending, overwrite=overwrite, data=data, watchers=watchers)
-    if race is None:
-        done = run(members)
-    else:
-        first = [member for member in members if member.recipe.run.seed == seeds[0]]
-        begun = run(first)
-        ahead = _best(points, begun, race)
-        ahead |= {beside[slug].slug for slug in ahead & beside.keys()}
-        others = [member for member in members if member not in first and member.folder.parent.name in ahead]
-        done = begun.joined(run(others))
-    cells = [
-        SweepCell(
-            point.settings,
-            done.of_row(point.slug),
-            complete=len(done.of_row(point.slug)) == len(set(seeds)),
-            beside=done.of_row(beside[point.slug].slug) if point.slug in beside else (),
-            words=point.words,
-        )
-        for point in every
-    ]
-    table = build_table(swept, cells, [f"{title} failed: {reason}" for title, reason in done.failures.items()])
+    done = run_planned(members, pending, overwrite, data, watchers)
+    cells = [SweepCell(point.settings, done.of_row(point.slug), point.words) for point in points]
+    failed = [f"{title} failed: {reason}" for title, reason in done.failures.items()]
+    table = build_table(cells, list(dict.fromkeys(seeds)), failed)
     files = () if table is None else (write(table, folder),)
-    every_run = {f"{point.name}, seed {run.seed}": run for point in points for run in done.of_row(point.slug)}
-    lost = {title: done.unlearnt[title] for title in every_run if title in done.unlearnt}
-    return Sweep(folder, table, files, done.failures, lost if len(lost) == len(every_run) else {})
+    lost = done.unlearnt if len(done.unlearnt) == len(done.runs) else {}
+    return Sweep(folder, table, files, done.failures, lost)
 
 
 # the grid -----------------------------------------------------------------------------------------------------------
@@ -197,21 +166,12 @@ def _points(
         resolved = Recipe.load(recipe, [f"{key}={to_toml(value)}" for key, value in asked.items()], **options)
         words = itertools.chain(*(("--set", f"{key}={_word(key, value)}") for key, value in asked.items()))
         settings = {key: asked[key] for key in swept}
-        yield _Point(named(list(settings), settings), _slug(settings), resolved, settings, (*given, *words))
-
-
-def _local(point: _Point) -> _Point:
-    """Local with the same settings, but for the method's own hyperparameters."""
-    settings = {key: value for key, value in point.settings.items() if key.partition(".")[0] not in _OWN}
-    local = point.recipe.choose("local")
-    if not settings:
-        return _Point("local", "local", local, settings)
-    return _Point(f"local, {named(list(settings), settings)}", f"local_{_slug(settings)}", local, settings)
+        yield _Point(named(settings), _slug(settings), resolved, settings, (*given, *words))
 
 
 def _slug(settings: Mapping[str, Any]) -> str:
     """A folder's name; where the settings cannot be read from it, it ends with their digest."""
-    plain = named(list(settings), settings).replace(", ", "_")
+    plain = named(settings).replace(", ", "_")
     slug = re.sub(r"[^A-Za-z0-9_.+=-]+", "-", plain)[:_SLUG]
     exact = json.dumps(dict(settings), sort_keys=True, default=str)
     return slug if slug == plain else f"{slug}-{hashlib.blake2b(exact.encode(), digest_size=4).hexdigest()}"
@@ -224,16 +184,10 @@ def _word(key: str, value: Any) -> str:
 
 
 def _check_different(points: Sequence[_Point]) -> None:
-    """Two combinations that come to the same experiment would be one row too many, and one key without effect."""
-    seen: dict[str, _Point] = {}
-    for point in points:
-        settings = json.dumps(point.recipe.with_run(overrides=[]).to_dict(), sort_keys=True, default=str)
-        if settings in seen:
-            raise ConfigError(
-                f"expected values that make a difference, got {seen[settings].name} and {point.name}, which come to "
-                "the same settings"
-            )
-        seen[settings] = point
+    """A combination that is there twice would be one row too many."""
+    slugs = [point.slug for point in points]
+    if again := next((point.name for point in points if slugs.count(point.slug) > 1), None):
+        raise ConfigError(f"expected values that differ, got {again} twice")
 
 
 def _check_validation(pending: Sequence[PlannedRun], data: DataCache) -> None:
@@ -243,12 +197,3 @@ def _check_validation(pending: Sequence[PlannedRun], data: DataCache) -> None:
                 f"a sweep chooses by validation accuracy: expected validation rows ({member.title}), got none with "
                 f"data.split = '{member.recipe.data.split}'; use for instance '8:1:1' or 'official:9:1'"
             )
-
-
-def _best(points: Sequence[_Point], done: Outcome, count: int) -> set[str]:
-    """The slugs of the combinations with the best validation scores; of equal ones the first."""
-    found = [(point.slug, run) for point in points for run in done.of_row(point.slug)]
-    scores = {slug: score for slug, run in found if (score := run.figure("validation")) is not None}
-    is_error = any(run.result.main_score.lower_is_better for _, run in found)
-    ordered = sorted(scores, key=lambda slug: scores[slug] if is_error else -scores[slug])
-    return set(ordered[:count])

@@ -69,7 +69,12 @@ def compare_runs(runs: Iterable[RunRecord], stage: str | None = None, target: st
     """
     wanted = None if target is None else parse_target(target)
     groups, notes = group_runs(rows_of_pooled(runs), stage)
-    return Table(tuple(_Section(group, stage).build(wanted) for group in groups), notes, stage)
+    return Table(tuple(compare_group(group, stage, wanted) for group in groups), notes, stage)
+
+
+def compare_group(group: Group, stage: str | None = None, target: float | None = None) -> ComparisonGroup:
+    """The section of comparable runs. target: in (0, 1]; else as for `compare_runs`."""
+    return _Section(group, stage).build(target)
 
 
 class _Section:
@@ -84,7 +89,7 @@ class _Section:
         self.best = {name: _best_by_validation(runs, self.stages[name]) for name, runs in group.rows.items()}
         self.notes: list[str] = []
         local = [name for name, runs in group.rows.items() if runs[0].is_local]
-        if len(local) > 1:
+        if 1 < len(local) < len(group.rows):
             self.notes.append(f"several Local rows ({', '.join(local)}): no difference to Local is shown")
         self.local = local[0] if len(local) == 1 else None
 

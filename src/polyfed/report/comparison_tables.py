@@ -5,7 +5,7 @@ CSV holds accuracies in [0, 1] and exact bytes; the other formats show per cent 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -349,17 +349,23 @@ def to_text(table: Table, width: int = 100, clients: bool = False) -> str:
     """
     blocks: list[str] = []
     for section in table.sections:
-        (_, main), *more = sub_tables(section, metrics=False)
+        tables = sub_tables(section, metrics=False)
         if clients and len(section.clients):
             columns = client_scores.client_columns(section.clients, section.score)
-            more.append((section.score.of_it(client_scores.ABOUT), columns))
-        texts = [wrapped(section.caption, width), text_blocks(main, width)]
-        texts += [f"{wrapped(f'{title}:', width)}\n\n{text_blocks(columns, width)}" for title, columns in more]
-        texts.append("\n".join(wrapped(note, width) for note in section.notes))
-        blocks.append("\n\n".join(texts) + "\n")
+            tables.append((section.score.of_it(client_scores.ABOUT), columns))
+        blocks.append(section_text(section, tables, width))
     if table.notes:
         blocks.append("\n".join(wrapped(f"note: {note}", width) for note in table.notes) + "\n")
     return "\n".join(blocks)
+
+
+def section_text(section: ComparisonGroup, tables: Sequence[SubTable], width: int, leading: int = 1) -> str:
+    """A section as aligned plain text. tables: `sub_tables`. leading: columns of the first that say what a row is."""
+    (_, main), *more = tables
+    texts = [wrapped(section.caption, width), text_blocks(main, width, leading)]
+    texts += [f"{wrapped(f'{title}:', width)}\n\n{text_blocks(columns, width)}" for title, columns in more]
+    texts.append("\n".join(wrapped(note, width) for note in section.notes))
+    return "\n\n".join(texts) + "\n"
 
 
 def write(table: Table, folder: str | Path) -> list[Path]:

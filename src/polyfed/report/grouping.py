@@ -180,7 +180,7 @@ def _group(runs: list[RunRecord], differing: Iterable[str], looks: Mapping[str, 
                 both = f"{one.path} and {two.path}"
                 raise ConfigError(f"two runs are '{name}' with seed {one.seed}: {both}; leave one out or label them")
     seeds = tuple(sorted({run.seed for run in runs}))
-    notes = (*_unlike(rows), *_made_of_others(rows), *_ended(rows))
+    notes = (*_unlike(rows), *_made_of_others(rows), *how_ended(rows))
     return Group(rows, _about(runs[0], differing), seeds, runs[0].result.evaluation, notes, looks)
 
 
@@ -215,7 +215,7 @@ def _made_of_others(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
                     yield f"{name}, seed {run.seed}: other code in {which} than of {owner}"
 
 
-def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
+def how_ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Which runs ended otherwise than with their last planned round, and without whom."""
     for name, runs in rows.items():
         stops = [str(run.result.stopped_after) for run in runs if run.result.stopped_after]

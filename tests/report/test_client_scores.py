@@ -1,4 +1,4 @@
-"""What each client has over seeds, and its difference to Local; and reports of chosen rows."""
+"""What each client has over seeds, and its difference to Local."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from polyfed.cli import app as cli
-from polyfed.errors import ConfigError
 from polyfed.report.comparison import compare_runs
-from polyfed.report.comparison_tables import to_markdown, to_text, write
-from polyfed.report.run_records import load_runs, only_rows
+from polyfed.report.comparison_tables import to_text, write
+from polyfed.report.run_records import load_runs
 
 LOCAL = ((0.50, 0.80), (0.54, 0.70), (0.52, 0.90))  # of two clients, by seed
 FEDGH = ((0.60, 0.70), (0.65, 0.60), (0.61, 0.80))
@@ -103,14 +101,3 @@ def test_validation_rows_pick_the_row_that_needs_nobody(make: Any) -> None:
 def test_without_validation_rows_nothing_is_said(make: Any) -> None:
     (about,) = worth(make, {"local": None, "fedgh": None, "own-forest": None})
     assert "not said without validation rows" in about
-
-
-def test_rows_are_chosen(three_seeds: Path, make: Any, tmp_path: Path) -> None:
-    make("moon-0", "moon", 0)
-    runs = load_runs(three_seeds)
-    assert "moon" not in to_markdown(compare_runs(only_rows(runs, ["local", "fedgh"])))
-    with pytest.raises(ConfigError, match="--methods: expected rows of the table, got 'fedg'; did you mean 'fedgh'"):
-        only_rows(runs, ["fedg"])
-    words = ["--methods", "local,fedgh", "--clients", "--out", str(tmp_path / "paper")]
-    assert cli.status(["report", str(three_seeds), *words]) == 0
-    assert "moon" not in (tmp_path / "paper" / "comparison.md").read_text()

@@ -64,10 +64,6 @@ def test_two_methods_two_seeds(two_by_two: Path) -> None:
         "digits (dirichlet, dirichlet_alpha=0.5), 2 clients, 3 rounds, seeds 0, 1. "
         "Accuracy: stage personal, on each client's own test data, plain mean over clients."
     )
-    received = section_of(two_by_two, stage="received")
-    assert "stage received" in received.caption
-    assert received.rows["accuracy"][1] == pytest.approx(0.45)
-    assert received.rows["accuracy_best_by_validation"][1] is None  # that is the personal stage's
 
 
 def test_text_shows_the_numbers_and_fits(two_by_two: Path) -> None:
@@ -233,8 +229,6 @@ def test_requests_that_cannot_be_met(make: Any, tmp_path: Path) -> None:
     make("b")
     with pytest.raises(ConfigError, match="two runs are 'local' with seed 0"):
         compared(make.root)
-    with pytest.raises(ConfigError, match="not scored in stage 'recieved'; it has: personal, received"):
-        compared(make.root / "a", stage="recieved")
     make("c", finished=False)
     with pytest.raises(ConfigError, match="no finished run"):
         compared(make.root / "c")

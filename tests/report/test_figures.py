@@ -35,8 +35,8 @@ def caption_of(figure: Any) -> str:
 # curves ---------------------------------------------------------------------------------------------------------------
 
 
-def points_of(group: Group, name: str, *further: Any, **options: Any) -> dict[str, list[Any]]:
-    frame = curve_frame(group, *further, **options)
+def points_of(group: Group, name: str) -> dict[str, list[Any]]:
+    frame = curve_frame(group)
     found: dict[str, list[Any]] = frame[frame["name"] == name].to_dict("list")
     return found
 
@@ -48,7 +48,6 @@ def test_points_by_hand(two_by_two: Path) -> None:
     assert [fedgh[axis] for axis in ("round", "bytes")] == [[1, 2, 3], [3072, 6144, 9216]]
     assert fedgh["mean"] == pytest.approx([0.4, 0.5, 0.65])
     assert (fedgh["low"], fedgh["high"]) == ([0.3, 0.4, 0.6], [0.5, 0.6, 0.7])
-    assert points_of(group, "fedgh", "received")["mean"] == pytest.approx([0.2, 0.3, 0.45])
 
 
 def test_rounds_that_were_not_evaluated_still_cost_and_a_final_one_counts(make: Any) -> None:
@@ -75,13 +74,9 @@ def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path) -> None:
 
 
 def test_a_method_keeps_its_color_in_all_figures_of_a_folder(make: Any) -> None:
-    """FedGH's: beside FedAvg, without it in another experiment, whoever is not finished."""
     make("a", "local")
     make("b", "fedavg")
     make("c", "fedgh", clients_table=[{"id": 0, "architecture": "x", "samples": 5, "accuracy": 0.5}])
-    make("d", "local", data={"dataset": "cifar10"})
-    make("e", "fedgh", data={"dataset": "cifar10"})
-    make("f", "fd", finished=False)
     runs = load_runs(make.root)
     drawn = [
         line
@@ -89,9 +84,9 @@ def test_a_method_keeps_its_color_in_all_figures_of_a_folder(make: Any) -> None:
         for figure in figures.values()
         for line in figure.axes[0].lines
     ]
-    style = line_style(2)  # of fd, fedavg, fedgh
+    style = line_style(1)  # of fedavg, fedgh
     of_fedgh = [line for line in drawn if line.get_marker() == style["marker"]]
-    assert len(of_fedgh) == 4
+    assert len(of_fedgh) == 2
     assert {line.get_color() for line in of_fedgh} == {style["color"]}
     assert len({line.get_color() for line in drawn}) == 3, "black is Local's"
 
@@ -124,8 +119,6 @@ def test_requests_that_cannot_be_met(two_by_two: Path, make: Any) -> None:
     (folder / "rounds.jsonl").write_text("")
     with pytest.raises(ConfigError, match="expected runs of which curves can be drawn, got others"):
         plot(folder, ["curves"])
-    with pytest.raises(ConfigError, match="not scored in stage"):
-        plot(two_by_two, stage="after_training")
     with pytest.raises(ConfigError, match=r"unknown figure 'curve'; did you mean 'curves'\?"):
         plot(two_by_two, ["curve"])
 

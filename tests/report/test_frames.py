@@ -59,19 +59,8 @@ def test_the_lines_are_those_of_the_files(run: Any) -> None:
     assert set(frame["seed"]) == {0}
 
 
-def test_single_clients_have_lines_for_rounds_if_they_are_asked_for(run: Any) -> None:
-    frame = pf.results(run.path, clients=True)
-    without = pf.results(run.path)
-    assert len(frame) == len(without) + 2 * 3 * 3, "two rounds, three clients: score, bytes up and down"
-    first = json.loads((run.path / "rounds.jsonl").read_text().splitlines()[0])
-    stage = frame["main_stage"].iloc[0]
-    assert value(frame, metric="accuracy", stage=stage, client=2, round=1) == first["accuracy_per_client"][2]
-    assert value(frame, metric="bytes_down", client=1, round=1) == first["bytes_by_client"]["1"]["down"]
-
-
-@pytest.mark.parametrize("clients", [False, True])
-def test_a_run_in_memory_has_the_same(run: Any, clients: bool) -> None:
-    pd.testing.assert_frame_equal(pf.results(run, clients), pf.results(run.path, clients))
+def test_a_run_in_memory_has_the_same(run: Any) -> None:
+    pd.testing.assert_frame_equal(pf.results(run), pf.results(run.path))
 
 
 def test_what_tells_runs_apart_is_in_each_line(two_by_two: Path) -> None:

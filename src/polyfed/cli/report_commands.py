@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.options import ModelStage, OwnDevice, Trust, parse_names
+from polyfed.cli.options import ModelStage, OwnDevice, Trust
 from polyfed.cli.output import all_problems_listed, print_files, print_stderr, print_text, terminal_width
 from polyfed.escaping import client_text
 
@@ -18,13 +18,7 @@ def report(
         list[Path], typer.Argument(metavar="DIR", help="Run folders, or folders above them.", show_default=False)
     ],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [the first DIR].")] = None,
-    stage: Annotated[
-        str | None, typer.Option(metavar="NAME", help="received, after_training or personal [each run's own].")
-    ] = None,
     clients: Annotated[bool, typer.Option("--clients", help="Print a line for each client, too.")] = False,
-    methods: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Only these rows, by the names that tables show [all].")
-    ] = None,
     target: Annotated[
         str | None, typer.Option(metavar="SHARE", help="Also what it took to reach an accuracy: 0.6 or '60 %'.")
     ] = None,
@@ -36,18 +30,14 @@ def report(
 
     \b
     polyfed report runs/quickstart --clients
-    polyfed report runs/quickstart --methods local,fedgh --out paper
     polyfed report runs/quickstart --target "60 %"
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.report.comparison import compare_runs
     from polyfed.report.comparison_tables import to_text
     from polyfed.report.html_report import write_report
-    from polyfed.report.run_records import load_runs, only_rows
+    from polyfed.report.run_records import load_runs
 
-    runs = load_runs(folders)
-    if methods is not None:
-        runs = only_rows(runs, parse_names(methods))
-    table = compare_runs(runs, stage, target)
+    table = compare_runs(load_runs(folders), target)
     place = folders[0] if out is None else out
     files = write_report(table, place)
     print_text(to_text(table, terminal_width(), clients=clients))

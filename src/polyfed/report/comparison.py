@@ -55,35 +55,32 @@ _NEIGHBORS = {
 }
 
 
-def compare_runs(runs: Iterable[RunRecord], stage: str | None = None, target: str | float | None = None) -> Table:
+def compare_runs(runs: Iterable[RunRecord], target: str | float | None = None) -> Table:
     """Compare runs, grouped by name over seeds; different data, clients or rounds give separate tables.
 
     Args:
         runs: from ``load_runs``.
-        stage: which stage to compare; by default each run's own evaluation.
         target: an accuracy, 0.6 or "60 %": also give the rounds, bytes and seconds that it took.
 
     Raises:
-        ConfigError: no finished run, two runs with the same name and seed, a run without the stage, or a target that
-            is none.
+        ConfigError: no finished run, two runs with the same name and seed, or a target that is none.
     """
     wanted = None if target is None else parse_target(target)
-    groups, notes = group_runs(rows_of_pooled(runs), stage)
-    return Table(tuple(compare_group(group, stage, wanted) for group in groups), notes, stage)
+    groups, notes = group_runs(rows_of_pooled(runs))
+    return Table(tuple(compare_group(group, wanted) for group in groups), notes)
 
 
-def compare_group(group: Group, stage: str | None = None, target: float | None = None) -> ComparisonGroup:
-    """The section of comparable runs. target: in (0, 1]; else as for `compare_runs`."""
-    return _Section(group, stage).build(target)
+def compare_group(group: Group, target: float | None = None) -> ComparisonGroup:
+    """The section of comparable runs. target: an accuracy, in (0, 1]; see `compare_runs`."""
+    return _Section(group).build(target)
 
 
 class _Section:
     """One table in the making: the main scores of all rows, read once, and the notes so far."""
 
-    def __init__(self, group: Group, stage: str | None) -> None:
+    def __init__(self, group: Group) -> None:
         self.group = group
-        self.stage = stage
-        self.stages = group.stages(stage)
+        self.stages = group.stages
         self.score = group.score
         self.scores = {name: scores_by_seed(runs, self.stages[name]) for name, runs in group.rows.items()}
         self.best = {name: _best_by_validation(runs, self.stages[name]) for name, runs in group.rows.items()}
@@ -99,10 +96,10 @@ class _Section:
         if target is not None and self.score is not ACCURACY:
             self.notes.append("no target: it is of accuracies, and numbers are predicted here")
             target = None
-        gains = decompose(group, self.stage)
-        figures = figures_of_runs(group, self.stages)
+        gains = decompose(group)
+        figures = figures_of_runs(group)
         rows = self._rows(figures, target, gains)
-        published = paper_results.compare_with_paper(group, self.stages)
+        published = paper_results.compare_with_paper(group)
         records = rows.to_dict("records")
         leaders = self._leaders()
         clients = scores_of_clients(group, self.local)
@@ -122,7 +119,7 @@ class _Section:
         texts = paper_tables.read_footnotes(paper_tables.SOURCE)
         notes += [f"[{number}] {texts[name]}" for name, number in numbers.items()]
         first = group.runs[0]
-        scored = self.score.of_it(f"Accuracy: {group.scoring(self.stage)}")
+        scored = self.score.of_it(f"Accuracy: {group.scoring()}")
         return ComparisonGroup(
             group=group,
             caption=f"{group.about}, {group.seeds_text()}. {scored}.{group.preset_text()}",
@@ -147,7 +144,7 @@ class _Section:
         """`ComparisonGroup.rows`: the figures of runs, over seeds."""
         over_seeds = figures.groupby("name", sort=False).agg(mean_of).to_dict("index")
         largest = figures.filter(like="epsilon_").groupby("name").max()
-        rounds = None if target is None else round_frame(self.group, self.stage)
+        rounds = None if target is None else round_frame(self.group)
         found = []
         for name, runs in self.group.rows.items():
             means = over_seeds[name]
@@ -232,7 +229,7 @@ class _Section:
 # of runs ----------------------------------------------------------------------------------------------------------
 
 
-def figures_of_runs(group: Group, stages: Mapping[str, str]) -> pd.DataFrame:
+def figures_of_runs(group: Group) -> pd.DataFrame:
     """Row and seed -> its figures, a column each: those of the row's stage, and those of no stage.
 
     by_stage_NAME, held_out_NAME, by_architecture_NAME, by_predictor_NAME are the main score in other stages, and so on.
@@ -242,7 +239,7 @@ def figures_of_runs(group: Group, stages: Mapping[str, str]) -> pd.DataFrame:
     lines = frame[frame["round"].isna() & frame["client"].isna()]
     score = group.score.name
     is_score = lines["metric"] == score
-    own = lines["stage"] == lines["name"].map(stages)
+    own = lines["stage"] == lines["name"].map(group.stages)
     plain = lines["predictor"] == ""
     columns = {
         "by_stage_": (plain & is_score, "stage"),

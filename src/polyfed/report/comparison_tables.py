@@ -112,7 +112,6 @@ class Table:
 
     sections: tuple[ComparisonGroup, ...]
     notes: tuple[str, ...] = ()
-    stage: str | None = None  # that was asked for
 
     def __repr__(self) -> str:
         return to_text(self)

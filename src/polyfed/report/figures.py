@@ -70,8 +70,6 @@ def plot(
     folders: str | Path | Iterable[str | Path],
     figures: Sequence[str] = FIGURES,
     out: str | Path | None = None,
-    *,
-    stage: str | None = None,
 ) -> Plot:
     """Draw figures of finished runs, as `polyfed report` does, each as PNG and SVG.
 
@@ -79,7 +77,6 @@ def plot(
         folders: run folders, or folders above them; the folder of a sweep.
         figures: some of "curves", "clients" and "gains"; those that these folders do not allow are left out.
         out: where to; by default ``analysis`` in the first folder.
-        stage: scoring stage of curves and gains; None: each run's own.
 
     Raises:
         ConfigError: an unknown figure, or nothing to draw.
@@ -88,8 +85,8 @@ def plot(
     for name in figures:
         if name not in FIGURES:
             raise ConfigError(f"unknown figure '{name}'{suggest(name, FIGURES)}")
-    groups, left_out = group_runs(rows_of_pooled(load_runs(given)), stage)
-    drawn = draw(groups, figures, stage)
+    groups, left_out = group_runs(rows_of_pooled(load_runs(given)))
+    drawn = draw(groups, figures)
     if not drawn:
         raise ConfigError(f"expected runs of which {' or '.join(figures)} can be drawn, got others")
     if out is None:
@@ -98,15 +95,15 @@ def plot(
     return Plot(tuple(file for stem, figure in drawn.items() for file in save(figure, place, stem)), left_out)
 
 
-def draw(groups: Sequence[Group], figures: Sequence[str] = FIGURES, stage: str | None = None) -> dict[str, Figure]:
-    """Those of these figures that the runs allow, by the names of their files. stage: see `plot`."""
+def draw(groups: Sequence[Group], figures: Sequence[str] = FIGURES) -> dict[str, Figure]:
+    """Those of these figures that the runs allow, by the names of their files."""
     drawn: dict[str, Figure] = {}
     if "curves" in figures:
         simulated = any((group.frame["metric"] == "simulated_seconds").any() for group in groups)
         for axis in AXES if simulated else list(AXES)[:2]:
-            drawn |= curve_drawings(groups, axis, stage)
+            drawn |= curve_drawings(groups, axis)
     if "gains" in figures:
-        drawn |= gain_drawings(groups, stage)
+        drawn |= gain_drawings(groups)
     if "clients" in figures:
         drawn |= clients(groups)
     return drawn
@@ -128,8 +125,8 @@ def _of_each_group(
     }
 
 
-def _about(group: Group, stage: str | None = None, more: str = "") -> str:
-    scoring = f"{group.scoring(stage).capitalize()}, {group.evaluation.when}"
+def _about(group: Group, more: str = "") -> str:
+    scoring = f"{group.scoring().capitalize()}, {group.evaluation.when}"
     about = f"{group.about}, {group.seeds_text()}. {scoring}. {more}"
     return about.strip()
 
@@ -137,17 +134,16 @@ def _about(group: Group, stage: str | None = None, more: str = "") -> str:
 # curves -----------------------------------------------------------------------------------------------------------
 
 
-def curve_drawings(groups: Sequence[Group], x: str = "round", stage: str | None = None) -> dict[str, Figure]:
+def curve_drawings(groups: Sequence[Group], x: str = "round") -> dict[str, Figure]:
     """``accuracy-by-<x>``: accuracy against rounds, bytes or time, one figure per set of comparable runs.
 
     Args:
         x: "round", "bytes" (both directions), or "simulated", the seconds that rounds would have taken on the clients'
             devices; all but the first cumulative.
-        stage: which stage to draw; by default each run's own evaluation.
     """
 
     def find(group: Group) -> pd.DataFrame:
-        points = curve_frame(group, stage)
+        points = curve_frame(group)
         whole = points.groupby("name")[x].transform(lambda places: places.notna().all()).astype(bool)
         return points[whole]
 
@@ -155,7 +151,7 @@ def curve_drawings(groups: Sequence[Group], x: str = "round", stage: str | None 
         seeds = points["count"].max()
         band = "; band: lowest to highest seed" if has_bands(points["name"].nunique(), seeds) else ""
         line = f" Line: mean over seeds{band}." if seeds > 1 else ""
-        caption = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}.{line}"
+        caption = f"{group.about}, {group.seeds_text()}. {group.scoring().capitalize()}.{line}"
         return _draw_curves(group, points, x, caption)
 
     return _of_each_group(groups, f"accuracy-by-{x}", find, figure_of)
@@ -230,7 +226,7 @@ def _clients(group: Group, found: pd.DataFrame) -> Figure:
     lines = dict(list(_in_order(group, found).groupby("name", sort=False)))
     bands = has_bands(len(lines), len(group.seeds))
     band = "; band: lowest to highest seed" if bands else ""
-    about = _about(group, more=f"Line: mean over seeds at each rank{band}." if len(group.seeds) > 1 else "")
+    about = _about(group, f"Line: mean over seeds at each rank{band}." if len(group.seeds) > 1 else "")
     figure, axes = empty_figure(main.of_it("Accuracy per client, sorted"), about)
     handles = []
     for name, line in lines.items():
@@ -251,20 +247,20 @@ def _clients(group: Group, found: pd.DataFrame) -> Figure:
 # what federation is worth -----------------------------------------------------------------------------------------
 
 
-def gain_drawings(groups: Sequence[Group], stage: str | None = None) -> dict[str, Figure]:
+def gain_drawings(groups: Sequence[Group]) -> dict[str, Figure]:
     """``decomposition``: per method the gain alone and, from where that ends, the federated gain.
 
-    Nothing where no method ran alone, too. stage: whose accuracy; by default that of each run's own evaluation.
+    Nothing where no method ran alone, too.
     """
 
     def find(group: Group) -> list[tuple[str, Gains]]:
-        every = decompose(group, stage)
+        every = decompose(group)
         return [(name, one) for name, one in every.items() if one.gain.mean is not None]
 
-    return _of_each_group(groups, "decomposition", find, lambda group, found: _gains(group, dict(found), stage))
+    return _of_each_group(groups, "decomposition", find, lambda group, found: _gains(group, dict(found)))
 
 
-def _gains(group: Group, found: Mapping[str, Gains], stage: str | None) -> Figure:
+def _gains(group: Group, found: Mapping[str, Gains]) -> Figure:
     from matplotlib.patches import Patch
 
     score = group.score
@@ -272,7 +268,7 @@ def _gains(group: Group, found: Mapping[str, Gains], stage: str | None) -> Figur
     known = any(one.federated.margin is not None for one in every)
     loss = any((part.mean or 0.0) < 0 for one in every for part in (one.alone, one.federated))
     whiskers = "Whiskers: 95 % intervals, paired by seed." if known else ""
-    about = _about(group, stage, f"{whiskers}{' White: a loss.' if loss else ''}".strip())
+    about = _about(group, f"{whiskers}{' White: a loss.' if loss else ''}".strip())
     figure, ((axes,),) = canvas("What federation is worth", about, 0.75 + 0.5 * len(every))
     style_axes(axes, "x")
     axes.use_sticky_edges = False  # bars begin at Local, whose line would lie on the frame

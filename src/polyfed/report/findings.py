@@ -93,13 +93,12 @@ class Gains:
     pooled: float | None
 
 
-def decompose(group: Group, stage: str | None = None) -> dict[str, Gains]:
+def decompose(group: Group) -> dict[str, Gains]:
     """Row -> its gains, of all methods that also ran alone; none without a single row of Local.
 
-    All are on the seeds that together, alone and Local have. stage: whose score; by default that of each row's own
-    evaluation.
+    All are on the seeds that together, alone and Local have.
     """
-    rows, stages, score, resplit = group.rows, group.stages(stage), group.score, group.resplit
+    rows, stages, score, resplit = group.rows, group.stages, group.score, group.resplit
     local = [runs for runs in rows.values() if runs[0].is_local]
     if len(local) != 1:
         return {}

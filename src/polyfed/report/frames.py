@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import ConfigError
 from polyfed.records.fields import validated
 from polyfed.records.schema import RoundRecord
-from polyfed.report.run_records import RunRecord, frame_of, load_runs, run_in_memory, with_facts
+from polyfed.report.run_records import frame_of, load_runs, run_in_memory
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from polyfed.report.grouping import Group
 
-_WORDS = ("run", "name", "method", "control", "main_stage", "stage", "predictor", "architecture", "metric")
 SPREAD = {"mean": "mean", "low": "min", "high": "max", "count": "size"}  # of a figure over seeds or clients
 
 
-def results(source: str | Path | Iterable[str | Path] | Any, clients: bool = False) -> pd.DataFrame:
+def results(source: str | Path | Iterable[str | Path] | Any) -> pd.DataFrame:
     """What finished runs have recorded, as one long frame: a line for each figure.
 
     Columns:
@@ -38,60 +37,19 @@ def results(source: str | Path | Iterable[str | Path] | Any, clients: bool = Fal
 
     Args:
         source: run folders, or folders above them; or what `Federation.run` has given.
-        clients: also each client's score and bytes in each round, which of many clients are most of all lines. Its
-            figures of the whole run are always there.
 
     Raises:
         ConfigError: no finished run was found, or a file is broken.
     """
-    import pandas as pd
-
     run: Any = source
     if hasattr(source, "history"):
         records = [validated(RoundRecord, record) for record in run.history]
         runs = [run_in_memory(run.path, run.result, records)]
-        of_rounds: list[Iterable[RoundRecord]] = [records]
     else:
         runs = [run for run in load_runs(source) if run.finished]
-        of_rounds = [run.read_rounds() for run in runs]
     if not runs:
         raise ConfigError(f"expected finished runs, got none in {source}")
-    frame = frame_of(runs)
-    kinds: dict[str, list[Any]] = {column: list(frame[column].unique()) for column in _WORDS}
-    kinds["metric"] += [name for name in ("accuracy", "rmse", "bytes_up", "bytes_down") if name not in kinds["metric"]]
-    kinds["stage"] = kinds["main_stage"] = list(dict.fromkeys(kinds["stage"] + kinds["main_stage"]))  # to be compared
-    types = {column: pd.CategoricalDtype(values) for column, values in kinds.items()}
-    frames = [frame.astype(types)]
-    if clients:
-        frames += [
-            with_facts(_client_lines(records, run), run).astype(types)
-            for run, records in zip(runs, of_rounds, strict=True)
-        ]
-    return pd.concat(frames, ignore_index=True)
-
-
-def _client_lines(records: Iterable[RoundRecord], run: RunRecord) -> pd.DataFrame:
-    """What every client scored, sent and received in every round: arrays, as there may be millions of lines."""
-    import numpy as np
-    import pandas as pd
-
-    score = run.result.main_score.name
-    stages = {score: run.stage, "bytes_up": "", "bytes_down": ""}
-    parts: dict[str, list[tuple[int, Any, Any]]] = {metric: [] for metric in stages}
-    for record in records:
-        own: dict[str, Mapping[Any, float | None]] = {score: dict(enumerate(record.accuracy_per_client))}
-        for way in ("up", "down"):
-            own[f"bytes_{way}"] = {client: getattr(one, way) for client, one in record.bytes_by_client.items()}
-        for metric, by_client in own.items():
-            numbers = np.array(list(by_client.values()), dtype=float)  # None becomes NaN
-            parts[metric].append((record.round, np.array(list(by_client), dtype="int32"), numbers))
-    frames = [run.lines[:0]]
-    for metric, found in [(metric, found) for metric, found in parts.items() if found]:
-        rounds, clients, values = zip(*found, strict=True)
-        columns = {"round": np.repeat(rounds, [len(one) for one in values]), "stage": stages[metric], "predictor": ""}
-        columns |= {"client": np.concatenate(clients), "architecture": "", "metric": metric}
-        frames.append(pd.DataFrame(columns | {"value": np.concatenate(values)}))
-    return pd.concat(frames).dropna(subset="value").astype({"round": "Int32", "client": "Int32"})
+    return frame_of(runs)
 
 
 # views of the frame ---------------------------------------------------------------------------------------------------
@@ -104,11 +62,11 @@ def round_frame(group: Group, stage: str | None = None) -> pd.DataFrame:
     What a round has not recorded is NaN.
 
     Args:
-        stage: whose main score, a mean over clients; by default each run's own.
+        stage: whose main score, a mean over clients; None: each run's own.
     """
     frame = group.frame
     lines = frame[frame["round"].notna() & (frame["predictor"] == "")]
-    own = (lines["metric"] == group.score.name) & (lines["stage"] == lines["name"].map(group.stages(stage)))
+    own = (lines["metric"] == group.score.name) & (lines["stage"] == (stage or lines["name"].map(group.stages)))
     lines = lines.assign(metric=lines["metric"].mask(own, "value"))[own | (lines["stage"] == "")]
     found = lines.pivot(index=["name", "seed", "round"], columns="metric", values="value").reset_index()
     found = found.reindex(columns=list(dict.fromkeys([*found, *_NEEDED])))
@@ -121,14 +79,14 @@ _NEEDED = ("value", "final_round", "clients", "seconds", "simulated_seconds", "b
            "bytes_up_paper", "bytes_down_paper")  # fmt: skip
 
 
-def curve_frame(group: Group, stage: str | None = None) -> pd.DataFrame:
+def curve_frame(group: Group) -> pd.DataFrame:
     """A line for each point of each row's curve: a round that every seed of the row evaluated.
 
     Columns: name, round; bytes (both ways) and simulated, which are cumulative and means over seeds; mean, low and high
     of the main score over seeds, and their count. Where seeds stopped early after different rounds, their final rounds
-    are no such point. Arguments as for `round_frame`.
+    are no such point.
     """
-    rounds = round_frame(group, stage)
+    rounds = round_frame(group)
     spent = {
         "bytes": rounds["bytes_up"].fillna(0) + rounds["bytes_down"].fillna(0),
         "simulated": rounds["simulated_seconds"],

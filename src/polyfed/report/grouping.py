@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -33,17 +33,13 @@ _NOT_DATA = ("dataset", "root", "num_clients")  # root: where the files lie; the
 
 @dataclass(frozen=True)
 class Group:
-    """Comparable runs: ``rows`` maps each name to its runs, Local first, one run per seed, seeds in order.
-
-    looks: row -> the number of its look (`looks_of`).
-    """
+    """Comparable runs: ``rows`` maps each name to its runs, Local first, one run per seed, seeds in order."""
 
     rows: Mapping[str, Sequence[RunRecord]]
     about: str  # "cifar10 (dirichlet, alpha=0.5), 20 clients, 15 rounds"
     seeds: tuple[int, ...]
     evaluation: EvaluationFacts
     notes: tuple[str, ...] = ()
-    looks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def score(self) -> MainScore:
@@ -65,13 +61,21 @@ class Group:
         """All runs of the group, row after row."""
         return [run for runs in self.rows.values() for run in runs]
 
-    def stages(self, stage: str | None) -> dict[str, str]:
-        """Row name -> the stage scored in it: the one asked for, else the one of the run's own evaluation."""
-        return {name: stage or runs[0].stage for name, runs in self.rows.items()}
+    @property
+    def looks(self) -> dict[str, int]:
+        """Row -> the number of its look in figures: -1 for Local, the others' by the order of their names."""
+        local = next((name for name, runs in self.rows.items() if runs[0].is_local), "")
+        others = sorted(name for name in self.rows if name != local)
+        return {name: others.index(name) if name in others else -1 for name in self.rows}
 
-    def scoring(self, stage: str | None) -> str:
+    @property
+    def stages(self) -> dict[str, str]:
+        """Row name -> the stage scored in it, that of the run's own evaluation."""
+        return {name: runs[0].stage for name, runs in self.rows.items()}
+
+    def scoring(self) -> str:
         """What the main scores are, in words."""
-        stages = list(dict.fromkeys(self.stages(stage).values()))
+        stages = list(dict.fromkeys(self.stages.values()))
         which = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
         return f"{which}, {self.on_what()}"
 
@@ -107,12 +111,8 @@ class Group:
         return f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
 
 
-def group_runs(runs: Iterable[RunRecord], stage: str | None = None) -> tuple[list[Group], tuple[str, ...]]:
+def group_runs(runs: Iterable[RunRecord]) -> tuple[list[Group], tuple[str, ...]]:
     """Sort finished runs into comparable groups.
-
-    Args:
-        runs: from ``load_runs``.
-        stage: a stage that all of them must have been scored in.
 
     Returns:
         The groups, and notes on runs that were left out or odd.
@@ -123,33 +123,13 @@ def group_runs(runs: Iterable[RunRecord], stage: str | None = None) -> tuple[lis
     if not finished:
         where = f"; unfinished: {', '.join(str(run.path) for run in runs)}" if runs else ""
         raise ConfigError(f"no finished run to report on{where}")
-    for run in finished:
-        known = list(dict.fromkeys([run.stage, *run.result.accuracy_by_stage]))  # its own first
-        if stage is not None and stage not in known:
-            raise ConfigError(f"{run.path} was not scored in stage '{stage}'; it has: {', '.join(known)}")
     keyed: dict[str, list[RunRecord]] = {}
     for run in finished:
         keyed.setdefault(json.dumps(_context(run), sort_keys=True, default=str), []).append(run)
     data = [_context(members[0])["data"] for members in keyed.values()]
     keys = dict.fromkeys(key for settings in data for key in settings)
     differing = [key for key in keys if any(settings.get(key) != data[0].get(key) for settings in data)]
-    looks = looks_of(runs)
-    return [_group(members, differing, looks) for members in keyed.values()], notes
-
-
-def looks_of(runs: Iterable[RunRecord]) -> dict[str, int]:
-    """Row -> the number of its look, the same in all figures of these runs, whichever of them a figure shows.
-
-    Local's is -1; those of the others go by the order of their names. Of several rows of Local, the first has Local's.
-    """
-    names = {_row_of(run): run.is_local for run in runs}
-    local = min((name for name, is_local in names.items() if is_local), default="")
-    others = sorted(name for name in names if name != local)
-    return {name: others.index(name) if name in others else -1 for name in names}
-
-
-def _row_of(run: RunRecord) -> str:
-    return run.name or run.method
+    return [_group(members, differing) for members in keyed.values()], notes
 
 
 def _context(run: RunRecord) -> dict[str, Any]:
@@ -169,10 +149,10 @@ def _context(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _group(runs: list[RunRecord], differing: Iterable[str], looks: Mapping[str, int]) -> Group:
+def _group(runs: list[RunRecord], differing: Iterable[str]) -> Group:
     rows: dict[str, list[RunRecord]] = {}
     for run in sorted(runs, key=lambda run: 2 if run.control else not run.is_local):  # Local first, controls last
-        rows.setdefault(_row_of(run), []).append(run)
+        rows.setdefault(run.name or run.method, []).append(run)
     for name, members in rows.items():
         members.sort(key=lambda run: run.seed)
         for one, two in pairwise(members):
@@ -181,7 +161,7 @@ def _group(runs: list[RunRecord], differing: Iterable[str], looks: Mapping[str, 
                 raise ConfigError(f"two runs are '{name}' with seed {one.seed}: {both}; leave one out or label them")
     seeds = tuple(sorted({run.seed for run in runs}))
     notes = (*_unlike(rows), *_made_of_others(rows), *how_ended(rows))
-    return Group(rows, _about(runs[0], differing), seeds, runs[0].result.evaluation, notes, looks)
+    return Group(rows, _about(runs[0], differing), seeds, runs[0].result.evaluation, notes)
 
 
 def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:

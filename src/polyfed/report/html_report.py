@@ -42,7 +42,7 @@ def write_report(table: Table, folder: str | Path) -> list[Path]:
     Raises:
         ConfigError: a file that cannot be read or written.
     """
-    figures = draw([section.group for section in table.sections], stage=table.stage)
+    figures = draw([section.group for section in table.sections])
     drawn = [file for stem, figure in figures.items() for file in save(figure, folder, stem)]
     whole = page(table, drawn).encode("utf-8")
     return [*drawn, *write(table, folder), write_whole(make_folder(folder) / "report.html", whole)]

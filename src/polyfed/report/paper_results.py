@@ -62,16 +62,13 @@ def _is_set(setting: str, data: Mapping[str, Any]) -> bool:
 
 
 # ours beside theirs -----------------------------------------------------------------------------------------------
-def compare_with_paper(group: Group, stages: Mapping[str, str]) -> pd.DataFrame:
+def compare_with_paper(group: Group) -> pd.DataFrame:
     """A line for each number that a paper prints for a row, controls aside, and that our runs have: in its unit.
 
     Columns: name (of the row), place, setting, quantity and unit of `PaperNumber`, stage (that ours is scored in),
     seeds, ours and ours_std, paper and paper_std as printed, difference (ours minus theirs), footnotes (names). None is
     "not known". mark: DIFFERS, WITHIN, NO_SPREAD, SCALED_DOWN, OTHER_SETTINGS; NOT_REACHED where not all of our runs
     reached the target; "" where one of the two is missing otherwise.
-
-    Args:
-        stages: row -> the stage whose accuracy counts, where the table's file does not say.
     """
     import pandas as pd
 
@@ -83,7 +80,7 @@ def compare_with_paper(group: Group, stages: Mapping[str, str]) -> pd.DataFrame:
         printed = [entry for entry in every if entry.method == runs[0].label_or_method]
         named = {entry.place: entry.stage for entry in printed if entry.stage}  # of a table's rounds and bytes, too
         for entry in printed:
-            stage = named.get(entry.place, stages[name])
+            stage = named.get(entry.place, runs[0].stage)
             rounds = round_frame(group, stage)
             ours = _measured(entry, runs, rounds[rounds["name"] == name], stage)
             if ours is None:

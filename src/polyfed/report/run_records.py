@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from polyfed.errors import ConfigError, suggest
+from polyfed.errors import ConfigError
 from polyfed.places import check_name, shown_place, without_places
 from polyfed.records.fields import Record, validated
 from polyfed.records.main_score import ACCURACY, MainScore
@@ -226,29 +226,17 @@ def frame_of(runs: Iterable[RunRecord]) -> pd.DataFrame:
     """The frame of finished runs, as `polyfed.report.frames.results` gives it."""
     import pandas as pd
 
-    return pd.concat([with_facts(run.lines, run) for run in runs], ignore_index=True)
+    return pd.concat(map(_with_facts, runs), ignore_index=True)
 
 
-def with_facts(lines: pd.DataFrame, run: RunRecord) -> pd.DataFrame:
+def _with_facts(run: RunRecord) -> pd.DataFrame:
     """A run's lines with what they have in common."""
     folder = "" if run.path == Path() else str(run.path)
     facts: dict[str, Any] = {"run": folder, "name": run.name, "method": run.method, "control": run.control}
     facts |= {"seed": run.seed, "main_stage": run.stage}
-    return lines.assign(**facts)[[*facts, "round", "stage", "predictor", "client", "architecture", "metric", "value"]]
-
-
-def only_rows(runs: Iterable[RunRecord], names: Sequence[str]) -> list[RunRecord]:
-    """The runs of these rows.
-
-    Raises:
-        ConfigError: there is no row of a name.
-    """
-    by_name: dict[str, list[RunRecord]] = {}
-    for run in runs:
-        by_name.setdefault(run.name or run.method, []).append(run)
-    if odd := [name for name in names if name not in by_name]:
-        raise ConfigError(f"--methods: expected rows of the table, got '{odd[0]}'{suggest(odd[0], by_name)}")
-    return [run for name in names for run in by_name[name]]
+    return run.lines.assign(**facts)[
+        [*facts, "round", "stage", "predictor", "client", "architecture", "metric", "value"]
+    ]
 
 
 def rows_of_pooled(runs: Iterable[RunRecord]) -> list[RunRecord]:

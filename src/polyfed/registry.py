@@ -148,22 +148,14 @@ def is_installed(package: str) -> bool:
 
 
 def file_of(module: str) -> str | None:
-    """The file that a module would be imported from; None where there is none.
+    """The file of the package of a module, which Python runs first, or its own; None where there is none.
 
-    Neither it nor the packages around it are imported. Where a package has no such module, it is the package's file,
-    which Python runs before it knows.
+    Nothing is imported.
     """
-    package, *below = module.split(".")
     try:
-        spec = importlib.util.find_spec(package)
+        spec = importlib.util.find_spec(module.partition(".")[0])
     except ValueError:  # a module that was made in memory
         return None
-    for name in below:
-        inside = None if spec is None else spec.submodule_search_locations
-        found = None if inside is None else importlib.machinery.PathFinder.find_spec(name, list(inside))
-        if found is None:
-            break
-        spec = found
     if spec is None:
         return None
     return spec.origin or next(iter(spec.submodule_search_locations or ()), None)  # a folder without __init__.py

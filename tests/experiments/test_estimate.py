@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import re
 from collections.abc import Mapping
@@ -127,12 +126,6 @@ def test_the_page_and_its_json(recipe: Path, capsys: pytest.CaptureFixture[str])
         "a client has: training rows",
     ):
         assert words in page
-    assert status(["check", str(recipe), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [kind["flops"] for kind in found["architectures"]] == [52480, 101632]
-    assert found["facts"]["method"] == "fedgh"
-    assert found["peak"] == found["nbytes"] + found["data_nbytes"] + found["peak_at_work"]
-    assert len(found["clients"]) == 4
 
 
 PAGE = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from typer.core import TyperCommand
 from polyfed import registry
 from polyfed.cli import deploy_commands, list_commands, report_commands, run_commands
 from polyfed.cli.output import print_stderr
-from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
+from polyfed.errors import ConfigError, PolyfedError, RunInterrupted
 from polyfed.signals import exit_status, raise_on_termination
 
 
@@ -181,17 +181,15 @@ def status(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
         return 1
     except KeyboardInterrupt as error:
-        hint = _how_to_go_on(arguments) if _begins_again(arguments) else ""
-        return _fail(f"interrupted{hint}", exit_status(error, received))
+        return _fail("interrupted", exit_status(error, received))
     except RunInterrupted as error:
-        hint = _how_to_go_on(arguments) if "kept" in str(error) or _begins_again(arguments) else ""
+        hint = _how_to_go_on(arguments) if "kept" in str(error) else ""
         return _fail(f"{error}{hint}", exit_status(error, received))
     except Exception as error:
         if received:  # by C code that calls Python, an interruption is told as an error of another kind
             return _fail("interrupted", exit_status(error, received))
         if isinstance(error, PolyfedError):
-            hint = _how_to_go_on(arguments) if isinstance(error, RunError) and _begins_again(arguments) else ""
-            return _fail(f"{error}{hint}", error.exit_status)
+            return _fail(str(error), error.exit_status)
         if hasattr(error, "format_message"):  # the argument parser's own
             return _fail(describe_usage_error(error), 2)
         if os.environ.get("POLYFED_DEBUG"):
@@ -199,16 +197,9 @@ def status(arguments: Sequence[str]) -> int:
         return _fail(f"{type(error).__name__}: {error} (POLYFED_DEBUG=1 shows where)", 1)
 
 
-def _begins_again(arguments: Sequence[str]) -> bool:
-    """Whether a command that failed leaves nothing to go on with: of a trial of a deployment the nodes' state goes."""
-    return list(arguments[:2]) == ["deploy", "local"]
-
-
 def _how_to_go_on(arguments: Sequence[str]) -> str:
-    """The command that goes on with an interrupted one, or begins again: of several runs it is the same one."""
+    """The command that goes on with an interrupted one: of several runs it is the same one."""
     again = [word for word in arguments if word not in ("--overwrite", "--resume")]
-    if _begins_again(arguments):
-        return f"; begin again with: {shlex.join(['polyfed', *again, '--overwrite'])}"
     resume = [] if arguments[0] in ("compare", "sweep", "benchmark") else ["--resume"]
     return f"; go on with: {shlex.join(['polyfed', *again, *resume])}"
 

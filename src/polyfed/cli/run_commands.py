@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from polyfed.cli.options import (
-    AsJson,
     Device,
     Executor,
     Loggers,
@@ -33,18 +30,12 @@ from polyfed.cli.options import (
 from polyfed.cli.output import (
     all_problems_listed,
     print_files,
-    print_json,
     print_run,
     print_table,
     print_text,
     raise_if_nothing_learnt,
 )
-from polyfed.errors import ConfigError, PolyfedError
-
-if TYPE_CHECKING:
-    from polyfed.config.recipe import Recipe
-    from polyfed.experiments.estimate import CostEstimate
-
+from polyfed.errors import ConfigError
 
 _TEMPLATES = resources.files("polyfed.cli") / "project_template"
 
@@ -282,7 +273,6 @@ def check(
     executor: Executor = None,
     device: Device = None,
     preset: PresetNames = None,
-    json: AsJson = False,
 ) -> None:
     """Does a recipe fit, what will it cost?
 
@@ -293,6 +283,7 @@ def check(
     polyfed check recipes/quickstart.toml --methods local,fedgh,fedhenn
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.config.recipe import Recipe
+    from polyfed.experiments import estimate
 
     if methods is not None and method is not None:
         raise ConfigError("expected --method or --methods, got both")
@@ -300,41 +291,8 @@ def check(
     run: dict[str, Any] = {"seed": seed, "device": device, "workers": workers, "executor": executor}
     asked = Recipe.load(recipe, overrides or (), method=method, preset=preset, **run)
     if methods is None:
-        _check_one_method(asked, json)
-    else:
-        _check_methods(asked, named, json)
-
-
-def _check_one_method(recipe: Recipe, as_json: bool) -> None:
-    """The page of `polyfed check`, or all that does not fit."""
-    from polyfed.experiments.estimate import check
-
-    with all_problems_listed():
-        done = check(recipe)
-    if as_json:
-        print_json(_cost_fields(done))
-    else:
-        print_text(str(done))
-
-
-def _cost_fields(costs: CostEstimate) -> dict[str, Any]:
-    derived = {key: getattr(costs, key) for key in ("seconds_round", "peak_at_work", "peak")}
-    return {**dataclasses.asdict(costs), **derived}
-
-
-def _check_methods(recipe: Recipe, methods: Sequence[str] | None, as_json: bool) -> None:
-    """A line for each method; None: for all."""
-    from polyfed.experiments.estimate import check_methods, format_lines
-
-    found = check_methods(recipe, methods)
-    if as_json:
-        rows = [
-            {"method": name, "why": str(answer)}
-            if isinstance(answer, PolyfedError)
-            else {"method": name, "why": None, **_cost_fields(answer)}
-            for name, answer in found
-        ]
-        print_json(rows)
+        with all_problems_listed():
+            print_text(str(estimate.check(asked)))
         return
-    for line in format_lines(found):
+    for line in estimate.format_lines(estimate.check_methods(asked, named)):
         print_text(line)

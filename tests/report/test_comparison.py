@@ -19,7 +19,7 @@ from polyfed.report.comparison_tables import (
     to_text,
     write,
 )
-from polyfed.report.figures import clients, draw
+from polyfed.report.figures import draw
 from polyfed.report.grouping import Group
 from polyfed.report.html_report import page
 from polyfed.report.run_records import load_runs
@@ -328,7 +328,9 @@ def test_tables_and_figures_name_the_round_whose_scores_they_have(make: Any, rou
     when = "after the best round by validation" if round == "best" else "after the last round"
     other = {"best": "last round", "last": "best round"}[round]
 
-    captions = [" ".join(figure.texts[0].get_text().split()) for figure in clients(groups_in(make.root)).values()]
+    captions = [
+        " ".join(figure.texts[0].get_text().split()) for figure in draw(groups_in(make.root), ["clients"]).values()
+    ]
     said = [section_of(make.root).notes[0], *captions, page(compared(make.root))]
     assert len(said) == 3
     assert all(when in text and other not in text for text in said), said

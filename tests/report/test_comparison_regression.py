@@ -13,7 +13,7 @@ import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import Table, to_csv, to_markdown, to_text
-from polyfed.report.figures import curve_drawings
+from polyfed.report.figures import draw
 from polyfed.report.frames import curve_frame
 from polyfed.report.html_report import page
 from polyfed.report.run_records import RunRecord, load_runs
@@ -95,7 +95,7 @@ def test_a_sweep_takes_the_lowest(runs: list[RunRecord]) -> None:
 
 def test_curves_are_in_the_unit_of_the_numbers(table: Table) -> None:
     groups = [section.group for section in table.sections]
-    (axes,) = curve_drawings(groups)["rmse-by-round"].axes
+    (axes,) = draw(groups, ["curves"])["rmse-by-round"].axes
     assert axes.get_ylabel() == "test RMSE"
     points = curve_frame(groups[0])
     assert list(axes.lines[0].get_ydata()) == pytest.approx(list(points["mean"][points["name"] == "local"]))

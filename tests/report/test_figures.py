@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from polyfed.errors import ConfigError
-from polyfed.report.figures import clients, curve_drawings, plot
+from polyfed.report.figures import clients, curves, draw, plot
 from polyfed.report.frames import client_frame, curve_frame, ranked
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import canvas, empty_figure, legend, line_style, save
@@ -64,7 +64,7 @@ def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path) -> None:
     for seed in (0, 1):
         path = two_by_two / f"local-{seed}" / "rounds.jsonl"
         path.write_text(re.sub(r'"bytes_(up|down)": \d+', r'"bytes_\1": 0', path.read_text()))
-    axes = curve_drawings(groups_in(two_by_two), "bytes")["accuracy-by-bytes"].axes[0]
+    axes = draw(groups_in(two_by_two), ["curves"])["accuracy-by-bytes"].axes[0]
     level, curve = axes.lines
     assert list(level.get_xdata()) == [0, 9]  # KiB, as far as the other line goes
     assert list(level.get_ydata()) == pytest.approx([52, 52])
@@ -77,16 +77,11 @@ def test_a_method_keeps_its_color_in_all_figures_of_a_folder(make: Any) -> None:
     make("a", "local")
     make("b", "fedavg")
     make("c", "fedgh", clients_table=[{"id": 0, "architecture": "x", "samples": 5, "accuracy": 0.5}])
-    runs = load_runs(make.root)
-    drawn = [
-        line
-        for figures in (curve_drawings(group_runs(runs)[0]), clients(group_runs(runs)[0]))
-        for figure in figures.values()
-        for line in figure.axes[0].lines
-    ]
+    figures = draw(groups_in(make.root), ["curves", "clients"])
+    drawn = [line for figure in figures.values() for line in figure.axes[0].lines]
     style = line_style(1)  # of fedavg, fedgh
     of_fedgh = [line for line in drawn if line.get_marker() == style["marker"]]
-    assert len(of_fedgh) == 2
+    assert len(of_fedgh) == 3
     assert {line.get_color() for line in of_fedgh} == {style["color"]}
     assert len({line.get_color() for line in drawn}) == 3, "black is Local's"
 
@@ -96,15 +91,17 @@ def test_more_than_six_lines_have_no_bands(methods: int, bands: int, make: Any) 
     for name in [f"m{number}" for number in range(methods)]:
         for seed in (0, 1):
             make(f"{name}-{seed}", "fedgh", seed, label=name)
-    for figures in (curve_drawings(groups_in(make.root)), clients(groups_in(make.root))):
-        (figure,) = figures.values()
+    group = group_of(make.root)
+    for figure in (curves(group), clients(group)):
+        assert figure is not None
         assert len(figure.axes[0].collections) == bands
         assert ("band" in caption_of(figure)) is bool(bands)
 
 
 def test_bytes_far_apart_are_on_a_logarithmic_axis(two_by_two: Path) -> None:
     def scale(x: str) -> str:
-        (figure,) = curve_drawings(groups_in(two_by_two), x).values()
+        figure = curves(group_of(two_by_two), x)
+        assert figure is not None
         return str(figure.axes[0].get_xscale())
 
     assert scale("bytes") == "linear"
@@ -177,7 +174,8 @@ def test_clients_by_hand(runs: Any) -> None:
 
 
 def test_clients_are_drawn_as_found(runs: Any) -> None:
-    figure = clients(group_runs(runs)[0])["accuracy-per-client"]
+    (group,), _ = group_runs(runs)
+    figure = draw([group], ["clients"])["accuracy-per-client"]
     axes = figure.axes[0]
     local, fedgh = axes.lines
     assert list(local.get_ydata()) == pytest.approx([10, 20, 40, 50])

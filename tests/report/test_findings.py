@@ -12,7 +12,7 @@ import pytest
 
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_tables import to_csv, to_markdown, to_text
-from polyfed.report.figures import draw, gain_drawings
+from polyfed.report.figures import draw
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
 
@@ -111,7 +111,7 @@ def test_without_controls_nothing_is_said_of_them(two_by_two: Path) -> None:
 
 def test_the_figure(made: Any, make: Any) -> None:
     made(together=(0.50, 0.54, 0.58))  # 0.04 less than alone, which is 0.06 above Local
-    figure = gain_drawings(group_runs(load_runs(make.root))[0])["decomposition"]
+    figure = draw(group_runs(load_runs(make.root))[0], ["gains"])["decomposition"]
     (axes,) = figure.axes
     alone, federated = axes.patches
     assert (alone.get_x(), alone.get_width()) == pytest.approx((52.0, 6.0))

@@ -1,22 +1,23 @@
 """Figures of finished runs: curves, clients, and what federation is worth.
 
-Each function gives a figure for each set of comparable runs, by the name of its files. What is drawn is read from
+Each function gives the figure of a set of comparable runs. What is drawn is read from
 `result.json`, of the reported round, in each run's main stage, or from `rounds.jsonl`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import ConfigError
 from polyfed.records.read import ANALYSIS, check_links
 from polyfed.registry import suggest
-from polyfed.report.findings import Gains, decompose
+from polyfed.report.findings import decompose
 from polyfed.report.frames import client_frame, curve_frame, ranked
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import (
@@ -35,10 +36,16 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["Plot", "clients", "curve_drawings", "draw", "gain_drawings", "plot"]
+__all__ = ["Plot", "clients", "curves", "draw", "gains", "plot"]
 
 FIGURES = ("curves", "clients", "gains")
-AXES = {"round": "round", "bytes": "bytes sent, both ways", "simulated": "simulated time"}
+AXES = ("round", "bytes", "simulated")
+_LABELS = {
+    "round": "round",
+    "bytes": "bytes sent, both ways",
+    "simulated": "simulated time",
+    "rank": "client, from the lowest to the highest accuracy",
+}
 _SCALES = {
     "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")),
     "simulated": ((3600, "h"), (60, "min"), (1, "s")),
@@ -49,7 +56,6 @@ _PARTS: dict[str, dict[str, Any]] = {
     "gain alone": {"facecolor": "#9ecae1", "edgecolor": "black", "linewidth": 0.8},
     "federated gain": {"facecolor": "#fdae6b", "edgecolor": "black", "linewidth": 0.8, "hatch": "///"},
 }
-Found = TypeVar("Found", bound=Sized)
 
 
 @dataclass(frozen=True)
@@ -96,83 +102,67 @@ def plot(
 
 
 def draw(groups: Sequence[Group], figures: Sequence[str] = FIGURES) -> dict[str, Figure]:
-    """Those of these figures that the runs allow, by the names of their files."""
-    drawn: dict[str, Figure] = {}
+    """Those of these figures that the runs allow, by the names of their files, numbered where groups have one each."""
+    kinds: dict[str, Callable[[Group], Figure | None]] = {}
     if "curves" in figures:
         simulated = any((group.frame["metric"] == "simulated_seconds").any() for group in groups)
-        for axis in AXES if simulated else list(AXES)[:2]:
-            drawn |= curve_drawings(groups, axis)
+        for axis in AXES if simulated else AXES[:2]:
+            kinds[f"accuracy-by-{axis}"] = functools.partial(curves, x=axis)
     if "gains" in figures:
-        drawn |= gain_drawings(groups)
+        kinds["decomposition"] = gains
     if "clients" in figures:
-        drawn |= clients(groups)
+        kinds["accuracy-per-client"] = clients
+    drawn: dict[str, Figure] = {}
+    for stem, figure_of in kinds.items():
+        every = [(group.score.of_it(stem).lower(), figure_of(group)) for group in groups]
+        made = [(name, figure) for name, figure in every if figure is not None]
+        for number, (name, figure) in enumerate(made, start=1):
+            drawn[f"{name}-{number}" if len(made) > 1 else name] = figure
     return drawn
 
 
-def _of_each_group(
-    groups: Sequence[Group],
-    stem: str,
-    find: Callable[[Group], Found],
-    figure_of: Callable[[Group, Found], Figure],
-) -> dict[str, Figure]:
-    """The figures of the groups in which something is found, their files numbered where there are several."""
-    every = [(group, find(group)) for group in groups]
-    drawn = [(group, found) for group, found in every if len(found)]
-    stems = [group.score.of_it(stem).lower() if stem.startswith("accuracy") else stem for group, _ in drawn]
-    return {
-        f"{stems[at]}-{at + 1}" if len(drawn) > 1 else stems[at]: figure_of(group, found)
-        for at, (group, found) in enumerate(drawn)
-    }
+# lines ------------------------------------------------------------------------------------------------------------
 
 
-def _about(group: Group, more: str = "") -> str:
-    scoring = f"{group.scoring().capitalize()}, {group.evaluation.when}"
-    about = f"{group.about}, {group.seeds_text()}. {scoring}. {more}"
-    return about.strip()
-
-
-# curves -----------------------------------------------------------------------------------------------------------
-
-
-def curve_drawings(groups: Sequence[Group], x: str = "round") -> dict[str, Figure]:
-    """``accuracy-by-<x>``: accuracy against rounds, bytes or time, one figure per set of comparable runs.
+def curves(group: Group, x: str = "round") -> Figure | None:
+    """Accuracy against rounds, bytes or time; None where nothing is known of them.
 
     Args:
         x: "round", "bytes" (both directions), or "simulated", the seconds that rounds would have taken on the clients'
             devices; all but the first cumulative.
     """
-
-    def find(group: Group) -> pd.DataFrame:
-        points = curve_frame(group)
-        whole = points.groupby("name")[x].transform(lambda places: places.notna().all()).astype(bool)
-        return points[whole]
-
-    def figure_of(group: Group, points: pd.DataFrame) -> Figure:
-        seeds = points["count"].max()
-        band = "; band: lowest to highest seed" if has_bands(points["name"].nunique(), seeds) else ""
-        line = f" Line: mean over seeds{band}." if seeds > 1 else ""
-        caption = f"{group.about}, {group.seeds_text()}. {group.scoring().capitalize()}.{line}"
-        return _draw_curves(group, points, x, caption)
-
-    return _of_each_group(groups, f"accuracy-by-{x}", find, figure_of)
+    points = curve_frame(group)
+    whole = points.groupby("name")[x].transform(lambda places: places.notna().all()).astype(bool)
+    against = {"round": "rounds", "bytes": "bytes sent"}.get(x, _LABELS[x])
+    return _lines(group, points[whole], x, f"Accuracy against {against}", group.scoring())
 
 
-def _in_order(group: Group, frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.sort_values("name", key=lambda names: names.map(list(group.rows).index), kind="stable")
+def clients(group: Group) -> Figure | None:
+    """The clients of each method from the lowest to the highest accuracy; None where no client was scored."""
+    about = f"{group.scoring()}, {group.evaluation.when}"
+    return _lines(group, ranked(client_frame(group)), "rank", "Accuracy per client, sorted", about)
 
 
-def _draw_curves(group: Group, points: pd.DataFrame, x: str, caption: str) -> Figure:
-    """The lines against an axis. A method that sends nothing is a level to compare with, not a curve."""
+def _lines(group: Group, points: pd.DataFrame, x: str, title: str, scoring: str) -> Figure | None:
+    """A line for each method against a column of the points, which also have name, mean, low, high and count.
+
+    A method that sends nothing is a level to compare with, not a curve.
+    """
     from matplotlib.ticker import MaxNLocator
 
+    if points.empty:
+        return None
     score = group.score
-    against = {"round": "rounds", "bytes": "bytes sent"}.get(x, AXES[x])
-    figure, axes = empty_figure(score.of_it(f"Accuracy against {against}"), caption)
+    in_order = points.sort_values("name", key=lambda names: names.map(list(group.rows).index), kind="stable")
+    lines = dict(list(in_order.groupby("name", sort=False)))
+    seeds = points["count"].max()
+    band = "; band: lowest to highest seed" if has_bands(len(lines), seeds) else ""
+    about = f"{_about(group, scoring)}{f' Line: mean over seeds{band}.' if seeds > 1 else ''}"
+    figure, axes = empty_figure(score.of_it(title), about)
     farthest = points[x].max()
     divisor, unit = next((scale for scale in _SCALES.get(x, ()) if farthest >= 2 * scale[0]), (1, ""))
-    logarithmic = x in ("bytes", "simulated") and _far_apart(points, x)
+    logarithmic = x in _SCALES and _far_apart(points, x)
     nearest = points[x][points[x] > 0].min() if logarithmic else 0.0
-    lines = dict(list(_in_order(group, points).groupby("name", sort=False)))
     handles = []
     labels = []
     for number, (name, line) in enumerate(lines.items()):
@@ -190,9 +180,9 @@ def _draw_curves(group: Group, points: pd.DataFrame, x: str, caption: str) -> Fi
         every = (number % step, step)  # markers of neighboring lines do not fall on one another
         handles += axes.plot(places, shown["mean"], **style, markersize=5, markevery=every, gid=f"series-{number}")
         labels.append(label)
-    axes.set_xlabel(f"{AXES[x]} [{unit}]" if unit else AXES[x])
+    axes.set_xlabel(score.of_it(f"{_LABELS[x]} [{unit}]" if unit else _LABELS[x]))
     axes.set_ylabel(score.axis)
-    if x == "round":
+    if x not in _SCALES:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     elif logarithmic:
         axes.set_xscale("log")
@@ -203,6 +193,10 @@ def _draw_curves(group: Group, points: pd.DataFrame, x: str, caption: str) -> Fi
     return figure
 
 
+def _about(group: Group, scoring: str) -> str:
+    return f"{group.about}, {group.seeds_text()}. {scoring.capitalize()}."
+
+
 def _far_apart(points: pd.DataFrame, x: str) -> bool:
     """Whether one method has sent its all where another has hardly begun."""
     lines = points.groupby("name")[x]
@@ -211,64 +205,23 @@ def _far_apart(points: pd.DataFrame, x: str) -> bool:
     return bool(begun and len(sending) > 1 and sending.max() >= _FAR_APART * sending.min())
 
 
-# clients ----------------------------------------------------------------------------------------------------------
-
-
-def clients(groups: Sequence[Group]) -> dict[str, Figure]:
-    """``accuracy-per-client``: the clients of each method from the lowest to the highest accuracy."""
-    return _of_each_group(groups, "accuracy-per-client", lambda group: ranked(client_frame(group)), _clients)
-
-
-def _clients(group: Group, found: pd.DataFrame) -> Figure:
-    from matplotlib.ticker import MaxNLocator
-
-    main = group.score
-    lines = dict(list(_in_order(group, found).groupby("name", sort=False)))
-    bands = has_bands(len(lines), len(group.seeds))
-    band = "; band: lowest to highest seed" if bands else ""
-    about = _about(group, f"Line: mean over seeds at each rank{band}." if len(group.seeds) > 1 else "")
-    figure, axes = empty_figure(main.of_it("Accuracy per client, sorted"), about)
-    handles = []
-    for name, line in lines.items():
-        style = line_style(group.looks[name])
-        if bands and line["count"].max() > 1:
-            edges = main.shown(line["low"]), main.shown(line["high"])
-            axes.fill_between(line["rank"], *edges, color=style["color"], alpha=0.15, lw=0)
-        every = max(1, len(line) // 10)
-        look = style | {"markersize": 5, "markevery": every, "gid": f"ranks {name}"}
-        handles += axes.plot(line["rank"], main.shown(line["mean"]), **look)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel(f"client, from the lowest to the highest {main.title}")
-    axes.set_ylabel(main.axis)
-    legend(axes, handles, lines)
-    return figure
-
-
 # what federation is worth -----------------------------------------------------------------------------------------
 
 
-def gain_drawings(groups: Sequence[Group]) -> dict[str, Figure]:
-    """``decomposition``: per method the gain alone and, from where that ends, the federated gain.
-
-    Nothing where no method ran alone, too.
-    """
-
-    def find(group: Group) -> list[tuple[str, Gains]]:
-        every = decompose(group)
-        return [(name, one) for name, one in every.items() if one.gain.mean is not None]
-
-    return _of_each_group(groups, "decomposition", find, lambda group, found: _gains(group, dict(found)))
-
-
-def _gains(group: Group, found: Mapping[str, Gains]) -> Figure:
+def gains(group: Group) -> Figure | None:
+    """Per method the gain alone and, from where that ends, the federated gain; None where no method ran alone, too."""
     from matplotlib.patches import Patch
 
     score = group.score
+    found = {name: one for name, one in decompose(group).items() if one.gain.mean is not None}
+    if not found:
+        return None
     every = list(found.values())
     known = any(one.federated.margin is not None for one in every)
     loss = any((part.mean or 0.0) < 0 for one in every for part in (one.alone, one.federated))
-    whiskers = "Whiskers: 95 % intervals, paired by seed." if known else ""
-    about = _about(group, f"{whiskers}{' White: a loss.' if loss else ''}".strip())
+    about = _about(group, f"{group.scoring()}, {group.evaluation.when}")
+    about += " Whiskers: 95 % intervals, paired by seed." if known else ""
+    about += " White: a loss." if loss else ""
     figure, ((axes,),) = canvas("What federation is worth", about, 0.75 + 0.5 * len(every))
     style_axes(axes, "x")
     axes.use_sticky_edges = False  # bars begin at Local, whose line would lie on the frame

@@ -72,7 +72,7 @@ def test_what_may_differ_is_read_off_the_requirements():
         "fedavg": f"{shapes} (same-shape: anything)",
         "fedgh": "anything before the head; a linear head of equal width",
         "fedhenn": "anything",
-        "fedin": f"{shapes}; {cuts} (same-shape: anything; {cuts}, fixed: {shapes})",
+        "fedin": f"{shapes}; {cuts} (fixed: {shapes}, same-shape: anything; {cuts})",
         "incoavg": f"{shapes} (same-shape: anything)",
     }
 

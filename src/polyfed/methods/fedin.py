@@ -1,21 +1,23 @@
 """FedIN: training on each other's intermediate features (Chan et al., 2023, arXiv:2304.00759).
 
-Every network is extractor, intermediate layers, classifier; what enters (s_in) and leaves (s_out) the intermediate
-part is shaped alike everywhere. Beside weights, clients exchange a few such pairs (n_S; the paper: one batch, B), which
-they make after training, in eval mode (`sample_pairs`). FedIN+Noise adds level std(s) e to both, e normal: by default
-in these pairs and in each training pass.
-Client k:  w <- received; in every step (`gradients`)
-    eq. 3     l_local = CE + (mu/2) ||w - w^{t-1}||^2 on the batch gives G_local, for all tensors           `add_pull`
-    eq. 7     l_IN = mean (f(s_in; w_in) - s_out)^2 on B of others' pairs gives G_IN, intermediate tensors  `loss_in`
-    extractor and classifier move along G_local; each intermediate tensor, with a = <G_local, G_local> and
-    b = <G_local, G_IN>, moves along                                                                        `direction`
-    eq. 13    Z,            Z = G_IN + (lambda/2) G_local          ("simple": the paper's experiments, lambda = 1)
-    eq. 12    G_local + Z,  Z = G_IN + max(0, -b/a) G_local        ("project", see 1)
-    w/o Opt   G_local + G_IN                                       ("none")
-Server:    averages weights layer-wise (eq. 19: equal weights) or within an architecture (eq. 21: by samples)  `average`
-           keeps this round's pairs, of which each client draws n_S of others           `store`, `draw_pairs`
-Pairs, their noise and common shapes are `building_blocks.feature_pairs`, the means of weights
-`building_blocks.weight_averaging`. P is the numbers of w, q those of a pair.
+A network is extractor, intermediate layers, classifier, with weights w_e, w_in, w_c; a pair is what enters (s_in) and
+leaves (s_out) the intermediate layers for one sample. Clients exchange weights, and a few pairs made after training.
+Client k:  w <- received, w^{t-1};  in every step, on a batch of its own and one of others' pairs:
+    eq. 3     l_local = CE(f(x; w), y) + (mu/2) ||w - w^{t-1}||^2  gives G_local, of all tensors `gradients`, `add_pull`
+    eq. 4-6   f(x; w) = f(s_out; w_c),  s_out = f(s_in; w_in),  s_in = f(x; w_e)                  `loss`
+              FedIN+Noise: s_in and s_out plus level std(s) z, z normal; so are pairs             `add_noise` (see 5)
+    eq. 7     l_IN = mean (f(s_in; w_in) - s_out)^2                gives G_IN, of w_in            `loss_in` (see 7)
+    w_e and w_c move along G_local; w_in tensor by tensor                                         `direction` (see 10)
+    eq. 13    "simple": along Z = G_IN + (lambda/2) G_local,  lambda = 1, as in the paper's experiments
+    eq. 12    "project": along G_local + Z,  Z = G_IN + max(0, -b/a) G_local  (see 1),
+              a = <G_local, G_local>,  b = <G_local, G_IN>                                        `minus_b_over_a`
+    w/o Opt   "none": along G_local + G_IN
+Server: averages weights                                                                          `aggregate`
+    eq. 19    layer-wise, with equal weights ("layer-wise"), or
+    eq. 21    within an architecture, by samples ("same-shape")
+`tests/methods/test_fedin.py` holds steps, also on projected pairs, and the noise against NumPy. The exchange of pairs
+is `building_blocks.feature_pairs`, layer-wise means are `building_blocks.weight_averaging`; each has its test. n_S is
+the number of pairs exchanged (the paper: one batch), P the numbers of w, q those of a pair.
 Sent: down P + n_S q; up P + n_S q. Kept: server: w, this round's pairs.
 Deviations from the paper: (1) Eq. 12 alone, Z, would never train the intermediate layers on private data where the two
 gradients agree; `"project"` adds G_local to it. (2) Both gradients are taken at the same point, in one step. (3) The
@@ -32,9 +34,7 @@ with the weights, where the paper's section 4.3 does without. Its batch counter 
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import torch
@@ -42,12 +42,10 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_group, members
+from polyfed.core.message import Message, get_group
 from polyfed.core.method import (
     Batch,
     Context,
-    Exposed,
-    Method,
     Requirements,
     StepResult,
     TrainingResult,
@@ -56,9 +54,7 @@ from polyfed.core.method import (
 )
 from polyfed.core.modules import copy_parameters, float_state, load_state
 from polyfed.core.server import Server
-from polyfed.core.settings import Training
 from polyfed.functional.centering import widened
-from polyfed.functional.feature_pooling import from_common
 from polyfed.functional.losses import task_loss
 from polyfed.functional.modes import frozen_running_stats
 from polyfed.methods.building_blocks import feature_pairs, weight_averaging
@@ -66,8 +62,16 @@ from polyfed.methods.building_blocks.proximal import add_pull
 
 
 @hyperparameters
-class FedIN(Method):
+class FedIN(feature_pairs.PairExchange):
     """Intermediate layers that learn from other clients' features."""
+
+    mu: Annotated[float, Field(ge=0)] = 0.1  # weight of the proximal term (paper: mu/2 = 0.05); 0: off
+    # how the gradients of intermediate layers are combined: eq. 13; "project": G_local + eq. 12; "none": their sum
+    combine: Annotated[Literal["simple", "project", "none"], feature_pairs.WITH_PAIRS] = "simple"
+    # averages each tensor over all clients that have it; "same-shape": within each architecture
+    aggregation: weight_averaging.Aggregation = "layer-wise"
+    # equal weights layer-wise, by samples same-shape; or "samples" or "uniform" for both
+    weighting: Literal["paper", "samples", "uniform"] = "paper"
 
     # a client's step ---------------------------------------------------------------------------------------
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
@@ -79,142 +83,65 @@ class FedIN(Method):
             return local
         w_in = {name: p for name, p in model.named_parameters() if name in g_local}
         with frozen_running_stats(model):
-            loss_in = self.loss_in(model, context)
-        g_in = dict(zip(w_in, torch.autograd.grad(loss_in, list(w_in.values())), strict=True))
+            l_in = self.loss_in(model, context)
+        g_in = dict(zip(w_in, torch.autograd.grad(l_in, list(w_in.values())), strict=True))
         along = {name: self.direction(g_local[name], g_in[name]) for name in g_local}
-        sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
+        sums = {"loss_in": l_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
         return StepResult({**local.grads, **along}, local.loss, {**local.sums, **sums})
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        """CE on the batch (eq. 4 to 6); FedIN+Noise adds noise to what enters and leaves the intermediate part."""
-        s_in = feature_pairs.add_drawn_noise(model.extract(batch.x), self.noise_level, "z_in", context)
-        s_out = feature_pairs.add_drawn_noise(model.transform(s_in), self.noise_level, "z_out", context)
+        """CE of eq. 3, by eq. 4 to 6."""
+        s_in = self.with_noise(model.extract(batch.x), "z_in", context)
+        s_out = self.with_noise(model.transform(s_in), "z_out", context)
         return task_loss(model.head(s_out), batch.y, batch.w)
 
     def loss_in(self, model: Any, context: Context) -> Tensor:
-        """l_IN (eq. 7) on a context's pairs; of projected ones mean (P_out f(P_in' s_in; w_in) - s_out)^2."""
-        s_in, s_out = context["s_in"], context["s_out"]
-        if self.common is None:
-            found = model.transform(s_in)
-        else:
-            own_s_in = from_common(s_in, context["p_in"], context["cut"].shape[1:])
-            found = model.transform(own_s_in) @ context["p_out"].T
-        loss: Tensor = (found - s_out).square().mean()
+        """l_IN of eq. 7, on a step's pairs."""
+        found = self.transform(model, context["s_in"], context)  # f(s_in; w_in)
+        loss: Tensor = (found - context["s_out"]).square().mean()
         return loss
 
     def direction(self, g_local: Tensor, g_in: Tensor) -> Tensor:
-        """What moves an intermediate tensor, of its two gradients; in the dtype of `g_in`.
+        """What moves a tensor of w_in, of its two gradients; in the dtype of `g_in`.
 
         No branch looks at a tensor's value. Where a = 0, b/a counts as 0.
         """
         local, inner = widened(g_local), widened(g_in)
         if self.combine == "simple":
-            along = torch.add(inner, local, alpha=0.5)  # Z of eq. 13, lambda = 1
+            along = torch.add(inner, local, alpha=0.5)  # eq. 13, lambda = 1
         elif self.combine == "project":
-            along = inner + (minus_b_over_a(local, inner).clamp(min=0) + 1.0) * local  # G_local + Z of eq. 12
+            c = minus_b_over_a(local, inner).clamp(min=0)  # max(0, -b/a)
+            along = inner + (c + 1.0) * local  # G_local + Z, Z of eq. 12
         else:
             along = inner + local
         return along.to(g_in.dtype)
 
-    # settings ----------------------------------------------------------------------------------------------
-    # averages each tensor over all clients that have it; "same-shape": within each architecture
-    aggregation: weight_averaging.Aggregation = "layer-wise"
-    # equal weights layer-wise, by samples same-shape; or "samples" or "uniform" for both
-    weighting: Literal["paper", "samples", "uniform"] = "paper"
-    mu: Annotated[float, Field(ge=0)] = 0.1  # weight of the proximal term (paper: mu/2 = 0.05); 0: off
-    # how the gradients of intermediate layers are combined: eq. 13; "project": G_local + eq. 12; "none": their sum
-    combine: Annotated[Literal["simple", "project", "none"], feature_pairs.WITH_PAIRS] = "simple"
-    exchange_features: bool = True  # exchange pairs and train on them; false: FedProx, with mu = 0 FedAvg
-    noise_level: Annotated[float, Field(ge=0)] = 0.0  # noise over std(s); FedIN+Noise has 0.8; 0: off
-    noise_where: feature_pairs.Where = "both"  # "message": on pairs sent; "forward": in the training pass; or both
-    # bound on the L2 norm of each row sent; noise on pairs is then noise_level times this bound; 0: off
-    feature_clip: Annotated[float, Field(ge=0), feature_pairs.WITH_PAIRS] = 0.0
-    # n_S, pairs that a client sends and receives; not set: the batch size
-    num_pairs: Annotated[Annotated[int, Field(ge=1)] | None, feature_pairs.WITH_PAIRS] = None
-    # "fixed": send pairs in one common shape, for any cuts
-    projection: Annotated[feature_pairs.Projection, feature_pairs.WITH_PAIRS] = "none"
-    projection_channels: feature_pairs.Size = 64  # C, channels of the common shape
-    projection_grid: feature_pairs.Size = 8  # g, positions per side
-    projection_features: feature_pairs.Size = 512  # F, numbers that s_out becomes
-
-    @property
-    def common(self) -> feature_pairs.CommonSpace | None:
-        """The common shape of pairs; None without projections."""
-        if self.projection == "none":
-            return None
-        return feature_pairs.CommonSpace(
-            channels=self.projection_channels,
-            grid=self.projection_grid,
-            features=self.projection_features,
-        )
-
-    @property
-    def _training_level(self) -> float:
-        """Noise level in training passes."""
-        return 0.0 if self.noise_where == "message" else self.noise_level
-
-    @property
-    def _message_level(self) -> float:
-        """Noise level on uploaded pairs."""
-        return self.noise_level if self.exchange_features and self.noise_where != "forward" else 0.0
-
-    # client ------------------------------------------------------------------------------------------------
-    def receive(self, client: Client, message: Message) -> Context:
-        load_state(client.model, get_group(message, "model"))
-        context: dict[str, Any] = {}
-        if self.mu:
-            context["received"] = copy_parameters(client.model)
-        pairs = feature_pairs.receive(client.model, message)
-        if pairs:
-            context["pairs"] = pairs
-            if self.common is not None:
-                context |= self.common.matrices(client)
-        if self._training_level:
-            context["cuts"] = feature_pairs.cut_shapes(client)
-        return context
-
-    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        size = client.training.batch_size
-        inputs = feature_pairs.draw_noise(client.context.get("cuts", {}), size, generator)
-        if "pairs" in client.context:
-            inputs |= feature_pairs.minibatch(client.context["pairs"], step, size)
-        return inputs
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        message: dict[str, Tensor | Group] = {"model": float_state(client.model)}
-        if not self.exchange_features:
-            return message
-        count = self.num_pairs or client.training.batch_size
-        draws = client.generator("features")
-        pairs = feature_pairs.sample_pairs(client, count, self._message_level, draws, self.feature_clip)
-        message["features"] = pairs if self.common is None else self.common.project(pairs, self.common.matrices(client))
-        return message
-
     # server ------------------------------------------------------------------------------------------------
-    def init_server(self, server: Server) -> None:
-        weight_averaging.init(server, self.aggregation)
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        message = weight_averaging.broadcast(server, self.aggregation, client_id)
-        count = self.num_pairs or server.training.batch_size
-        draws = server.generator("pool", client_id)
-        pairs = feature_pairs.draw_pairs(members(server.state, "pool"), client_id, count, draws)
-        return {**message, "features": pairs} if pairs else message
-
     @follows_device
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         weighting = self.weighting
         if weighting == "paper":
-            weighting = "samples" if self.aggregation == "same-shape" else "uniform"
-        shares = {i: server.share(i, weighting) for i in uploads}  # eq. 19 or 21
+            weighting = "samples" if self.aggregation == "same-shape" else "uniform"  # eq. 21, eq. 19
+        shares = {i: server.share(i, weighting) for i in uploads}
         weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), shares)
         feature_pairs.store(server, uploads)
 
-    def privacy_releases(self, training: Training, rows: int) -> feature_pairs.Releases:
-        count = self.num_pairs or training.batch_size
-        return feature_pairs.releases(self.feature_clip, self._message_level, count, rows)
+    # Nothing below changes an equation but `minus_b_over_a`: messages, what is declared.
+    def init_server(self, server: Server) -> None:
+        weight_averaging.init(server, self.aggregation)
 
-    # declared -------------------------------------------------------------------------------------------------
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        weights = weight_averaging.broadcast(server, self.aggregation, client_id)
+        return {**weights, **self.pairs_of_others(server, client_id)}
+
+    def receive(self, client: Client, message: Message) -> Context:
+        load_state(client.model, get_group(message, "model"))
+        received = {"received": copy_parameters(client.model)} if self.mu else {}
+        return {**received, **self.receive_pairs(client, message)}
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        return {"model": float_state(client.model), **self.own_pairs(client)}
+
     evaluation_stage = "received"
     upload_form = feature_pairs.FORM
     delta_entries = ("model",)
@@ -222,29 +149,17 @@ class FedIN(Method):
 
     @property
     def requirements(self) -> Requirements:
-        is_projected = self.exchange_features and self.common is not None
         return weight_averaging.requirements(
             self.aggregation,
             split_model=True,
             hint="use method.aggregation = 'same-shape', with method.projection = 'fixed' if cuts differ, or fedhenn",
-            same_cut_shapes=self.exchange_features and not is_projected,
-            gridlike_cuts=is_projected,
+            same_cut_shapes=self.exchange_features and not self.is_projected,
+            gridlike_cuts=self.is_projected,
         )
 
     @property
     def supports_dp_sgd(self) -> bool:
-        return not self.mu and not self._training_level
-
-    @property
-    def entries_of_rows(self) -> Sequence[str]:
-        return ("features",) if self.exchange_features else ()
-
-    @property
-    def exposed(self) -> Exposed | None:
-        if not self.exchange_features:
-            return None
-        plain = dataclasses.replace(self, noise_level=0.0, noise_where="both") if self._message_level else None
-        return Exposed("features", "features", functools.partial(feature_pairs.features_of, self.common), plain)
+        return not self.mu and not self.training_level
 
 
 def minus_b_over_a(g_local: Tensor, g_in: Tensor) -> Tensor:

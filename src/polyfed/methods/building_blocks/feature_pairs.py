@@ -7,44 +7,177 @@ Where clients' networks differ in width or family, pairs are sent in one common 
 client has two matrices: P_in (C, c) for the channels of what enters its intermediate part, P_out (F, D) for its
 representation. They are orthogonal, and a function of the run's seed and of the widths alone.
 
-    l_IN = mean (P_out f(P_in' s_in; w_in) - s_out)^2        (`FedIN.loss_in`)
+    l_IN = mean (P_out f(P_in' s_in; w_in) - s_out)^2        (`FedIN.loss_in`, `PairExchange.transform`)
 
-In a context: "p_in", "p_out", and "cut" (1, ...), a sample of what enters the intermediate part, for its shape.
+In a context: "pairs", all that a client has for the round, of which a step has "s_in" and "s_out"; "p_in", "p_out", and
+"cut" (1, ...), a sample of what enters the intermediate part, for its shape; for noise in training "cuts", a sample of
+both, and in a step "z_in" and "z_out", the draws.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.core import inference, randomness
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import Context
+from polyfed.core.message import Group, Message, get_group, members
+from polyfed.core.method import Context, Exposed, Method, hyperparameters
 from polyfed.core.modules import as_split_model
 from polyfed.core.releases import Release
 from polyfed.core.server import Server
+from polyfed.core.settings import Training
 from polyfed.core.upload_forms import Entry, Form, Members, UploadContext, as_sent
 from polyfed.functional.clipping import clip_rows
-from polyfed.functional.feature_pooling import layout, random_orthogonal, to_common
+from polyfed.functional.feature_pooling import from_common, layout, random_orthogonal, to_common
 from polyfed.functional.modes import has_batchnorm
 from polyfed.validation.effect import ActsWith
 
 WITH_PAIRS = ActsWith("exchange_features")  # without pairs there is nothing to do it with
-# without pairs there is no message to add noise to: FedIN then has noise in the training pass alone
-Where = Annotated[
-    Literal["both", "message", "forward"], ActsWith("noise_level"), ActsWith("exchange_features", of=("message",))
-]
-Releases = tuple[Release, ...]
-Projection = Literal["none", "fixed"]
-Size = Annotated[int, Field(ge=1), ActsWith("projection", ("fixed",))]  # a size of the common shape
 _PARTS = ("s_in", "s_out")
+_Size = Annotated[int, Field(ge=1), ActsWith("projection", ("fixed",))]  # a size of the common shape
+
+
+@hyperparameters
+class PairExchange(Method):
+    """A method whose clients send pairs after training, and in the next round train on pairs of others."""
+
+    exchange_features: bool = True  # exchange pairs and train on them; false: FedProx, with mu = 0 FedAvg
+    noise_level: Annotated[float, Field(ge=0)] = 0.0  # noise over std(s); FedIN+Noise has 0.8; 0: off
+    # "message": on pairs sent, of which there are none without pairs; "forward": in the training pass; or both
+    noise_where: Annotated[
+        Literal["both", "message", "forward"], ActsWith("noise_level"), ActsWith("exchange_features", of=("message",))
+    ] = "both"
+    # bound on the L2 norm of each row sent; noise on pairs is then noise_level times this bound; 0: off
+    feature_clip: Annotated[float, Field(ge=0), WITH_PAIRS] = 0.0
+    # n_S, pairs that a client sends and receives; not set: the batch size
+    num_pairs: Annotated[Annotated[int, Field(ge=1)] | None, WITH_PAIRS] = None
+    # "fixed": send pairs in one common shape, for any cuts
+    projection: Annotated[Literal["none", "fixed"], WITH_PAIRS] = "none"
+    projection_channels: _Size = 64  # C, channels of the common shape
+    projection_grid: _Size = 8  # g, positions per side
+    projection_features: _Size = 512  # F, numbers that s_out becomes
+
+    @property
+    def training_level(self) -> float:
+        """Noise level in training passes."""
+        return 0.0 if self.noise_where == "message" else self.noise_level
+
+    @property
+    def message_level(self) -> float:
+        """Noise level on uploaded pairs."""
+        return self.noise_level if self.exchange_features and self.noise_where != "forward" else 0.0
+
+    @property
+    def is_projected(self) -> bool:
+        """Whether there are pairs, and in the common shape."""
+        return self.projection == "fixed" and self.exchange_features
+
+    # a client's step ---------------------------------------------------------------------------------------
+    def with_noise(self, s: Tensor, draws: str, context: Context) -> Tensor:
+        """A cut (rows, ...) of a training pass, with the noise whose draws the context has under that name, if any."""
+        return add_noise(s, self.noise_level, context[draws][: len(s)]) if draws in context else s
+
+    def transform(self, model: Any, s_in: Tensor, context: Context) -> Tensor:
+        """f(s_in; w_in); of projected pairs P_out f(P_in' s_in; w_in)."""
+        if "p_in" not in context:
+            plain: Tensor = model.transform(s_in)
+            return plain
+        own_s_in = from_common(s_in, context["p_in"], context["cut"].shape[1:])
+        projected: Tensor = model.transform(own_s_in) @ context["p_out"].T
+        return projected
+
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        """Draws of noise in the shapes of the cuts, and the pairs of a step."""
+        size = client.training.batch_size
+        inputs = {}
+        for name, cut in client.context.get("cuts", {}).items():
+            inputs[name] = torch.randn((size, *cut.shape[1:]), generator=generator).to(cut.device)
+        if "pairs" in client.context:
+            inputs |= minibatch(client.context["pairs"], step, size)
+        return inputs
+
+    # down --------------------------------------------------------------------------------------------------
+    def pairs_of_others(self, server: Server, client_id: int) -> Message:
+        """The pairs that a client is sent, if there are any."""
+        count = self.num_pairs or server.training.batch_size
+        draws = server.generator("pool", client_id)
+        pairs = draw_pairs(members(server.state, "pool"), client_id, count, draws)
+        return {"features": pairs} if pairs else {}
+
+    def receive_pairs(self, client: Client, message: Message) -> Context:
+        """Copies of a message's pairs on the network's device, as floats, and what else training with them needs.
+
+        A single pair is left out under BatchNorm, which normalizes the pairs by themselves and takes no single row.
+        """
+        context: dict[str, Any] = {}
+        features = get_group(message, "features") if "features" in message else {}
+        rows = len(features["s_in"]) if features else 0
+        if rows > 1 or (rows == 1 and not has_batchnorm(client.model)):
+            like = next(client.model.parameters())
+            context["pairs"] = {name: t.to(like, copy=True) for name, t in features.items()}
+            if self.is_projected:
+                context |= self.matrices(client)
+        if self.training_level:
+            context["cuts"] = _cuts(client)
+        return context
+
+    # up ----------------------------------------------------------------------------------------------------
+    def own_pairs(self, client: Client) -> Message:
+        """The pairs that a client sends, if it exchanges any."""
+        if not self.exchange_features:
+            return {}
+        count = self.num_pairs or client.training.batch_size
+        pairs = sample_pairs(client, count, self.message_level, client.generator("features"), self.feature_clip)
+        return {"features": self.project(pairs, self.matrices(client)) if self.is_projected else pairs}
+
+    # the common shape --------------------------------------------------------------------------------------
+    def matrices(self, client: Client) -> dict[str, Tensor]:
+        """P_in and P_out of a client at work, and "cut", on its network's device."""
+        model = as_split_model(client.model)
+        cut = inference.map_batches(model.extract, model, client.data.train.x[:1], client.prepare)
+        p_in = _matrix(client.seed, "in", self.projection_channels, layout(cut.shape[1:]).channels)
+        p_out = _matrix(client.seed, "out", self.projection_features, model.feature_dim)
+        return {"cut": cut, "p_in": p_in.to(cut), "p_out": p_out.to(cut)}
+
+    def project(self, pairs: Group, matrices: Group) -> dict[str, Tensor]:
+        """Pairs of the client's own shapes in the common one."""
+        p_in, p_out = (matrices[name].to(pairs["s_in"].device) for name in ("p_in", "p_out"))
+        return {"s_in": to_common(pairs["s_in"], p_in, self.projection_grid), "s_out": pairs["s_out"] @ p_out.T}
+
+    def sent_features(self, client: Client) -> Callable[[Tensor], Tensor]:
+        """The function from network inputs to "s_in" of a pair, as it is sent."""
+        model = as_split_model(client.model)
+        if not self.is_projected:
+            return model.extract
+        matrices = self.matrices(client)
+
+        def project(x: Tensor) -> Tensor:
+            s_in = model.extract(x)
+            return self.project({"s_in": s_in, "s_out": model.transform(s_in)}, matrices)["s_in"]
+
+        return project
+
+    # what pairs tell ---------------------------------------------------------------------------------------
+    def privacy_releases(self, training: Training, rows: int) -> Sequence[Release]:
+        return releases(self.feature_clip, self.message_level, self.num_pairs or training.batch_size, rows)
+
+    @property
+    def entries_of_rows(self) -> Sequence[str]:
+        return ("features",) if self.exchange_features else ()
+
+    @property
+    def exposed(self) -> Exposed | None:
+        if not self.exchange_features:
+            return None
+        plain = dataclasses.replace(self, noise_level=0.0, noise_where="both") if self.message_level else None
+        return Exposed("features", "features", self.sent_features, plain)
 
 
 def _pairs(known: UploadContext, name: str) -> Members:
@@ -103,7 +236,7 @@ def add_noise(s: Tensor, level: float, z: Tensor) -> Tensor:
     return s + (level * sigma * z).to(s.dtype)
 
 
-def releases(bound: float, level: float, count: int, rows: int) -> Releases:
+def releases(bound: float, level: float, count: int, rows: int) -> Sequence[Release]:
     """What `sample_pairs` gives away of a client with so many rows: one of them may become another.
 
     Its s_in is then 2 * bound away at most. Its s_out is made of the noisy s_in, so that it tells no more of the row.
@@ -112,22 +245,12 @@ def releases(bound: float, level: float, count: int, rows: int) -> Releases:
     return (Release("features", "sample", level / 2, min(count, rows), rows),) if bound and level else ()
 
 
-def cut_shapes(client: Client) -> dict[str, Tensor]:
+def _cuts(client: Client) -> dict[str, Tensor]:
     """A training row of a client at work, (1, ...), at the cuts "z_in" and "z_out", on the device of its network."""
     model = as_split_model(client.model)
     one = client.data.train.x[:1]
     found = {"z_in": model.extract, "z_out": model.represent}
     return {name: inference.map_batches(cut, model, one, client.prepare) for name, cut in found.items()}
-
-
-def add_drawn_noise(s: Tensor, level: float, draws: str, context: Context) -> Tensor:
-    """A cut (rows, ...) of a training pass, with the noise whose draws the context has under that name, if any."""
-    return add_noise(s, level, context[draws][: len(s)]) if draws in context else s
-
-
-def draw_noise(cuts: Group, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Standard normal draws (rows, ...) in the shape of each of `cuts`, on its device; {} of none."""
-    return {name: torch.randn((rows, *cut.shape[1:]), generator=generator).to(cut.device) for name, cut in cuts.items()}
 
 
 def collect(uploads: Mapping[int, Message]) -> dict[str, Tensor]:
@@ -162,20 +285,6 @@ def draw_pairs(pool: Group, receiver: int, count: int, generator: torch.Generato
     return {name: pool[name][rows] for name in _PARTS}
 
 
-def receive(model: nn.Module, message: Message) -> dict[str, Tensor]:
-    """Copies of a message's pairs on the network's device, as floats; {} without any, or one for BatchNorm.
-
-    BatchNorm, which normalizes the pairs by themselves, takes no single row.
-    """
-    if "features" not in message:
-        return {}
-    features = get_group(message, "features")
-    if not len(features["s_in"]) or (len(features["s_in"]) == 1 and has_batchnorm(model)):
-        return {}
-    like = next(model.parameters())
-    return {name: t.to(like, copy=True) for name, t in features.items()}
-
-
 def minibatch(pairs: Group, visit: int, size: int) -> dict[str, Tensor]:
     """The pairs of the visit-th pass (from 0): `size` of them, round and round in their order; all where no more.
 
@@ -188,45 +297,6 @@ def minibatch(pairs: Group, visit: int, size: int) -> dict[str, Tensor]:
         return dict(pairs)
     rows = torch.arange(visit * size, (visit + 1) * size) % held
     return {name: rows_of[rows.to(rows_of.device)] for name, rows_of in pairs.items()}
-
-
-# one common shape ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CommonSpace:
-    """The common shape of pairs: (1 + grid grid, channels) and (features)."""
-
-    channels: int
-    grid: int
-    features: int
-
-    def matrices(self, client: Client) -> dict[str, Tensor]:
-        """What a context needs, of a client at work, on its network's device."""
-        model = as_split_model(client.model)
-        cut = inference.map_batches(model.extract, model, client.data.train.x[:1], client.prepare)
-        p_in = _matrix(client.seed, "in", self.channels, layout(cut.shape[1:]).channels)
-        p_out = _matrix(client.seed, "out", self.features, model.feature_dim)
-        return {"cut": cut, "p_in": p_in.to(cut), "p_out": p_out.to(cut)}
-
-    def project(self, pairs: Group, matrices: Group) -> dict[str, Tensor]:
-        """Pairs of the client's own shapes in the common one."""
-        p_in, p_out = (matrices[name].to(pairs["s_in"].device) for name in ("p_in", "p_out"))
-        return {"s_in": to_common(pairs["s_in"], p_in, self.grid), "s_out": pairs["s_out"] @ p_out.T}
-
-
-def features_of(common: CommonSpace | None, client: Client) -> Callable[[Tensor], Tensor]:
-    """The function from network inputs to "s_in" of a pair, as it is sent."""
-    model = as_split_model(client.model)
-    if common is None:
-        return model.extract
-    matrices = common.matrices(client)
-
-    def project(x: Tensor) -> Tensor:
-        s_in = model.extract(x)
-        return common.project({"s_in": s_in, "s_out": model.transform(s_in)}, matrices)["s_in"]
-
-    return project
 
 
 @functools.lru_cache(maxsize=64)

@@ -52,7 +52,6 @@ def others(monkeypatch: pytest.MonkeyPatch) -> None:
         ("models", "small - -"),
         ("models small", "small - -"),
         ("datasets", "dots yes Some dots."),
-        ("recipe method.gentle.step", "0.25 how gently"),
     ],
 )
 def test_what_others_have_registered_is_listed(

@@ -12,22 +12,18 @@ from polyfed.registry import METHODS, MODELS
 
 
 def recipe(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="Only this section, key or method: training, training.lr, method.fedhenn."),
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this section.")] = None,
 ) -> None:
-    """Explain the keys of a recipe: type, default and meaning.
+    """Explain the keys of a recipe: type, default and meaning; those of a method: polyfed methods NAME.
 
     \b
     polyfed recipe training
-    polyfed recipe method.fedhenn
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.cli.listing import of_section
-    from polyfed.experiments.reference import find_keys, sections
+    from polyfed.cli import listing
+    from polyfed.experiments.reference import section_of, sections
 
-    found = sections() if name is None else [find_keys(name, [os.getcwd()])]
-    print_text("\n\n".join(of_section(section, terminal_width()) for section in found))
+    found = sections() if name is None else [section_of(name)]
+    print_text("\n\n".join(listing.of_section(section, terminal_width()) for section in found))
 
 
 def methods(

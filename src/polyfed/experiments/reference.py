@@ -34,7 +34,7 @@ from polyfed.plugins.settings import Profile
 from polyfed.registry import suggest
 from polyfed.validation.settings import flat_fields
 
-__all__ = ["Key", "Section", "find_keys", "format_value", "kind_of", "list_hyperparameters", "page", "sections"]
+__all__ = ["Key", "Section", "format_value", "kind_of", "list_hyperparameters", "page", "section_of", "sections"]
 
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
@@ -261,32 +261,13 @@ def _keys(kind: type[BaseModel]) -> tuple[Key, ...]:
     return tuple(found)
 
 
-def find_keys(name: str, beside: Sequence[str] = ()) -> Section:
-    """A section, a method's hyperparameters or a single key, by its dotted name.
-
-    Args:
-        name: "training", "training.lr", "method.fedhenn", "method.fedhenn.kernel.rank". beside: folders in which the
-            module of a method of one's own is looked for.
+def section_of(name: str) -> Section:
+    """A section by its name.
 
     Raises:
         ConfigError: there is none such; tells the nearest.
     """
     known = {section.name: section for section in sections()}
-    if name in known:
-        return known[name]
-    place, _, rest = name.partition(".")
-    if place == "method" and rest not in [key.name for key in known["method"].keys]:
-        own, _, key = (rest, "", "") if ":" in rest else rest.partition(".")
-        about = f"the hyperparameters of {own}; also keys of [methods.NAME]"
-        section = Section("method", about, tuple(list_hyperparameters(method_class(own, beside))))
-        if not key:
-            return section
-    else:
-        place, _, key = name.rpartition(".")
-        if place not in known:
-            raise ConfigError(f"unknown section '{name}'{suggest(name, known)}")
-        section = known[place]
-    keys = tuple(one for one in section.keys if one.name == key)
-    if not keys:
-        raise ConfigError(f"unknown key '{name}'{suggest(key, [one.name for one in section.keys])}")
-    return dataclasses.replace(section, keys=keys)
+    if name not in known:
+        raise ConfigError(f"unknown section '{name}'{suggest(name, known)}")
+    return known[name]

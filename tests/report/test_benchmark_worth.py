@@ -96,15 +96,3 @@ def test_primary_comparisons_are_those_of_all_settings_that_have_both_rows() -> 
     assert "all 3 tests of this table" in section
     assert all("**" in line for line in table)
     assert "Primary" not in to_markdown("None", [one])
-
-
-# gains that could have been shown -------------------------------------------------------------------------------------
-
-
-def test_the_smallest_gain_that_seeds_show_falls_with_their_number() -> None:
-    """By hand, with t(0.975) and t(0.8) of two and four degrees of freedom."""
-    three = Estimate.of({0: 0.01, 1: 0.02, 2: 0.03})
-    five = Estimate.of({0: 1.0, 1: -1.0, 2: 1.0, 3: -1.0, 4: 0.0})
-    assert three.smallest_shown == pytest.approx((4.3027 + 1.0607) * 0.01 / 3**0.5, rel=1e-4)
-    assert five.smallest_shown == pytest.approx((2.7764 + 0.9410) * 1.0 / 5**0.5, rel=1e-4)
-    assert Estimate.of({0: 0.1, 1: 0.2}).smallest_shown is None

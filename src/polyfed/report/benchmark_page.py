@@ -201,9 +201,8 @@ def _about_setting(one: SettingResult) -> Iterator[str]:
         Column(score.title, format_mean_std([Estimate.of(own) for own in one.scores.values()], score=score)),
         Column("best by validation", [scored(mean, score) for mean in one.means(f"{score.name}_best_by_validation")]),
         Column("gain over Local", [gain_text(gain, score) for gain in over]),
-        Column("smallest shown", [scored(gain.smallest_shown, score) for gain in over]),
         Column("= alone", [gain_text(gain, score) for gain in alone]),
-        Column("+ federated", [gain_text(gain, score) for gain in federated], italic=_in_vain(alone, federated)),
+        Column("+ federated", [gain_text(gain, score) for gain in federated]),
         Column("rounds", [formatted(number, ".4g") for number in one.means("rounds")]),
         Column("at the limit", at_limit),
         Column("bytes", [size(total) for total in sent]),
@@ -212,14 +211,12 @@ def _about_setting(one: SettingResult) -> Iterator[str]:
     yield markdown_table([column for column in columns if not column.is_empty])
     yield (
         "Best by validation: the mean of rounds with the best validation score; the others are of last rounds, or, "
-        "with evaluation.patience, of the same ones. Smallest shown: the smallest gain over Local that as many seeds "
-        "of this spread would tell from zero four times in five; a smaller one cannot be excluded."
+        "with evaluation.patience, of the same ones."
     )
     if any(with_alone):
         yield (
             "= alone, + federated: the gain over Local of the method with every client a federation of its own, and "
-            "how much better together is. In italics: together is better than alone, but worse than Local, and so no "
-            "gain by the others."
+            "how much better together is."
         )
     if set(at_limit) != {NOT_KNOWN}:
         yield f"At the limit: how many runs {one.rounds} rounds have ended before validation did."
@@ -230,12 +227,6 @@ def _about_setting(one: SettingResult) -> Iterator[str]:
         words = {"row": list(tuned), "tried": tried, "chosen": chosen}
         yield markdown_table([Column(heading, cells, words=True) for heading, cells in words.items()])
         yield "Chosen by validation of all that was tried."
-
-
-def _in_vain(alone: Sequence[Estimate], federated: Sequence[Estimate]) -> frozenset[int]:
-    """The places of rows that are better together than alone, but worse than Local."""
-    parts = [(first.mean or 0.0, second.mean or 0.0) for first, second in zip(alone, federated, strict=True)]
-    return frozenset(at for at, (first, second) in enumerate(parts) if second > 0 > first + second)
 
 
 def _listed(values: Mapping[str, Sequence[Any]]) -> str:

@@ -101,7 +101,7 @@ class _Section:
         rows = self._rows(figures, target, gains)
         published = paper_results.compare_with_paper(group)
         records = rows.to_dict("records")
-        leaders = self._leaders()
+        leading = self._leader()
         clients = scores_of_clients(group, self.local)
         footnotes = dict.fromkeys(name for names in published["footnotes"] for name in names)
         numbers = {name: number for number, name in enumerate(footnotes, start=1)}
@@ -111,7 +111,7 @@ class _Section:
             *group.notes,
             *self.notes,
         ]
-        notes += [*_about_epsilon(group, rows), *_about_scores(rows), *self._about_leaders(leaders), *remarks(gains)]
+        notes += [*_about_epsilon(group, rows), *_about_scores(rows), *self._about_leader(leading), *remarks(gains)]
         notes += worth_for_clients(group)
         if target is not None:
             notes.append(_about_target(target, group))
@@ -136,7 +136,7 @@ class _Section:
             published=published,
             notes=tuple(notes),
             footnotes=numbers,
-            leaders=leaders,
+            leader=leading,
             clients=clients,
         )
 
@@ -188,8 +188,8 @@ class _Section:
             self.notes.append(f"{name}: its stage {self.stages[name]} is compared with Local's stage {compared}")
         return Estimate.difference(self.scores[name], its, self.group.resplit)
 
-    def _leaders(self) -> dict[str, str]:
-        """Who leads in the main score, in that of the best round, and in each stage; what nobody leads is left out.
+    def _leader(self) -> str | None:
+        """Who leads in the main score.
 
         All rows compete but pooled data, which no federation has. Controls, and runs that learnt nothing, lead nowhere.
         """
@@ -199,30 +199,18 @@ class _Section:
             for name, runs in rows.items()
             if not runs[0].control and not any(r.result.nothing_learnt for r in runs)
         ]
-        columns: dict[str, dict[str, BySeed]] = {
-            self.score.name: {name: self.scores[name] for name in rows},
-            "best_by_validation": {name: self.best[name] for name in rows},
-        }
-        for stage in dict.fromkeys(stage for runs in rows.values() for stage in runs[0].result.accuracy_by_stage):
-            columns[stage] = {name: scores_by_seed(runs, stage) for name, runs in rows.items()}
-        lowest, resplit = self.score.lower_is_better, self.group.resplit
-        leaders = {column: leader(scores, may_lead, lowest, resplit) for column, scores in columns.items()}
-        return {column: name for column, name in leaders.items() if name is not None}
+        scores = {name: self.scores[name] for name in rows}
+        return leader(scores, may_lead, self.score.lower_is_better, self.group.resplit)
 
-    def _about_leaders(self, leaders: Mapping[str, str]) -> Iterator[str]:
-        """What is bold and why: of which column, as each stage has its own best."""
-        if not leaders:
+    def _about_leader(self, leading: str | None) -> Iterator[str]:
+        """What is bold and why."""
+        if leading is None:
             return
-        columns: dict[str, list[str]] = {}
-        for column, name in leaders.items():
-            is_stage = column not in (self.score.name, "best_by_validation")
-            columns.setdefault(name, []).append(f"stage {column}" if is_stage else column.replace("_", " "))
-        led = "; ".join(f"{name} ({', '.join(where)})" for name, where in columns.items())
         best = "lowest" if self.score.lower_is_better else "highest"
         aside = " (pooled data aside)" if any(map(_is_pooled, self.group.rows.values())) else ""
         yield (
-            f"bold: the {best} of its column{aside}, where the 95 % interval of its difference to each other row, "
-            f"paired by seed, leaves out zero: {led}"
+            f"bold: the {best} {self.score.title}{aside}, where the 95 % interval of its difference to each other row, "
+            "paired by seed, leaves out zero"
         )
 
 

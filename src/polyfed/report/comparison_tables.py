@@ -73,8 +73,7 @@ class ComparisonGroup:
         published: beside what papers print (`polyfed.report.paper_results.compare_with_paper`).
         notes: what the columns mean, what a reader must know about these runs, the papers' footnotes.
         footnotes: a footnote's name -> its number among the notes.
-        leaders: "accuracy", "best_by_validation" or a stage -> the row that leads there
-            (`polyfed.report.statistics.leader`); what nobody leads is left out.
+        leader: the row that leads in the main score (`polyfed.report.statistics.leader`); None: nobody does.
         clients: what each client has of each row (`polyfed.report.client_scores.scores_of_clients`).
     """
 
@@ -85,7 +84,7 @@ class ComparisonGroup:
     published: pd.DataFrame
     notes: tuple[str, ...]
     footnotes: Mapping[str, int]
-    leaders: Mapping[str, str]
+    leader: str | None
     clients: pd.DataFrame
 
     @property
@@ -158,18 +157,19 @@ def _names_of(section: ComparisonGroup) -> Column:
 def _scores(section: ComparisonGroup, metrics: bool) -> list[Column]:
     score = section.score
 
-    def of(heading: str, key: str, leads: str = "") -> Column:
-        return Column(heading, [scored(value, score) for value in section.column(key)], bold=_bold(section, leads))
+    def of(heading: str, key: str) -> Column:
+        return Column(heading, [scored(value, score) for value in section.column(key)])
 
     own = set(section.column("stage"))
     stages = [stage for stage in section.keys_of("by_stage") if own != {stage}]
     main = format_mean_std(section.estimates(score.name), score=score)
+    leading = frozenset(at for at, name in enumerate(section.column("name")) if name == section.leader)
     columns = [
-        Column(score.title, main, bold=_bold(section, score.name)),
+        Column(score.title, main, bold=leading),
         of("std\nclients", "std_clients"),
         of("max\nclient" if score.lower_is_better else "min\nclient", "worst_client"),
-        of("best by\nvalid.", f"{score.name}_best_by_validation", "best_by_validation"),
-        *(of(stage, f"by_stage_{stage}", stage) for stage in stages),
+        of("best by\nvalid.", f"{score.name}_best_by_validation"),
+        *(of(stage, f"by_stage_{stage}") for stage in stages),
         *(of(f"by\n{key}", f"by_predictor_{key}") for key in section.keys_of("by_predictor")),
         *(of(heading, f"by_classes_{part}") for part, heading in _CLASSES.items()),
         *(of(heading, f"held_out_{stage}") for stage, heading in _HELD_OUT.items()),
@@ -177,10 +177,6 @@ def _scores(section: ComparisonGroup, metrics: bool) -> list[Column]:
     if metrics:
         return [*columns, *_metrics_of(section)]
     return [*columns, *(_own_metric(section, name) for name in score.metrics if score is RMSE)]
-
-
-def _bold(section: ComparisonGroup, key: str) -> frozenset[int]:
-    return frozenset(at for at, name in enumerate(section.column("name")) if name == section.leaders.get(key))
 
 
 def _metrics_of(section: ComparisonGroup) -> list[Column]:

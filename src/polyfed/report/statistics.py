@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LEVEL = 0.95
-POWER = 0.8
 SEEDS = 3  # fewer say nothing of chance
 BySeed = Mapping[int, float | None]  # seed -> main score
 _RESPLIT = re.compile(r"(\d+):(\d+):(\d+)")
@@ -107,7 +106,7 @@ class Estimate:
         if count == len(values) and count > 1:
             std = statistics.stdev(known)
         if std is not None and count >= SEEDS:
-            margin = _quantile(count, (1 + LEVEL) / 2) * std * math.sqrt(1 / count + resplit)
+            margin = _quantile(count) * std * math.sqrt(1 / count + resplit)
         return cls(mean_of(list(values.values())), std, margin, tuple(values), resplit)
 
     @classmethod
@@ -159,22 +158,12 @@ class Estimate:
 
         return 2 * float(stdtr(len(self.seeds) - 1, -abs(self.mean) / error))
 
-    @property
-    def smallest_shown(self) -> float | None:
-        """The smallest difference that as many seeds of this spread tell from zero four times in five:
-        t(0.975, n - 1) + t(0.8, n - 1) standard errors; None where there are too few seeds to say.
-        """
-        error = self.standard_error
-        if self.margin is None or error is None:
-            return None
-        return self.margin + _quantile(len(self.seeds), POWER) * error
 
-
-def _quantile(seeds: int, share: float) -> float:
-    """Student's t below which this share lies, for so many seeds."""
+def _quantile(seeds: int) -> float:
+    """Student's t that is exceeded on neither side with a probability of `LEVEL`, for so many seeds."""
     from scipy.special import stdtrit  # comes with scikit-learn
 
-    return float(stdtrit(seeds - 1, share))
+    return float(stdtrit(seeds - 1, (1 + LEVEL) / 2))
 
 
 def resplit_ratio(data: Mapping[str, Any]) -> float:
@@ -227,8 +216,6 @@ def leader(
     scores: Mapping[str, BySeed], may_lead: Container[str], lower_is_better: bool = False, resplit: float = 0.0
 ) -> str | None:
     """The row with the best mean, where its difference to every other row is distinguishable; else None.
-
-    The one rule of what any table marks as its column's best.
 
     Args:
         scores: row -> its main scores, of all rows that compete; one of which a seed is not known does not count.

@@ -24,14 +24,13 @@ _NAME = 16  # least width of the column of names in plain text
 class Column:
     """A column to show: its heading (lines), its cells; words are aligned left, numbers right.
 
-    bold: the places of the cells to be emphasized, where a format can. italic: likewise of those that do not count.
+    bold: the places of the cells to be emphasized, where a format can.
     """
 
     heading: str
     cells: list[str]
     words: bool = False
     bold: frozenset[int] = frozenset()
-    italic: frozenset[int] = frozenset()
 
     @property
     def width(self) -> int:
@@ -101,9 +100,8 @@ def markdown_table(columns: Sequence[Column]) -> str:
     """GitHub's table, without a line's end after the last row."""
     cells: list[list[str]] = []
     for column in columns:
-        marks = dict.fromkeys(column.bold, "**") | dict.fromkeys(column.italic, "*")
-        found = [(markdown_text(text), marks.get(row, "")) for row, text in enumerate(column.cells)]
-        cells.append([f"{mark}{text}{mark}" for text, mark in found])
+        found = map(markdown_text, column.cells)
+        cells.append([f"**{text}**" if row in column.bold else text for row, text in enumerate(found)])
     lines = [
         [markdown_text(column.heading) for column in columns],
         [":--" if column.words else "--:" for column in columns],

@@ -10,6 +10,7 @@ link to the page that is made of it (scripts/documentation.py).
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
 import json
 import re
@@ -126,14 +127,16 @@ def settings(suite: str) -> dict[str, SettingResult]:
 def read_comparison(folder: Path) -> Iterator[tuple[str, Measurement]]:
     """Name -> what a folder of a comparison has to tell, for each of its tables."""
     runs = load_runs(folder)
-    made = read_command(folder)
-    place = re.search(r"--out runs/(\S+)", made["command"])
+    command = read_command(folder)
+    place = re.search(r"--out runs/(\S+)", command)
     if place is None:
-        raise ValueError(f"expected a comparison made with --out runs/..., got {folder}: '{made['command']}'")
+        raise ValueError(f"expected a comparison made with --out runs/..., got {folder}: '{command}'")
     first = next(run for run in runs if run.finished)
+    last = max((run.path / "result.json").stat().st_mtime for run in runs if run.finished)
+    day = datetime.datetime.fromtimestamp(last, datetime.UTC).date().isoformat()
     versions = ", ".join(f"{name} {first.result.versions[name]}" for name in VERSIONS if name in first.result.versions)
     for section in compare_runs(runs).sections:
-        about = [section.caption, f"Run on {made['date']} with {versions}."]
+        about = [section.caption, f"Run on {day} with {versions}."]
         if networks := first.recipe.models.get("architectures"):
             about.insert(1, f"Models: {', '.join(networks)}.")
         (_, main), *more = sub_tables(section)
@@ -143,7 +146,7 @@ def read_comparison(folder: Path) -> Iterator[tuple[str, Measurement]]:
             Measurement(
                 title=f"{place[1]}: {section.facts['dataset']}, {section.facts['clients']} clients",
                 about=list(map(markdown_text, about)),
-                commands=[made["command"]],
+                commands=[command],
                 tables=tables,
                 notes=[markdown_text(note) for note in section.notes if not note.startswith(EXPLAINED_ONCE)],
             ),

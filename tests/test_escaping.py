@@ -157,7 +157,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = json.dumps(index).encode()
     (run / "models" / "index.json").write_bytes(data)
     (run / "models" / "index.json.sha256").write_text(f"{hashlib.sha256(data).hexdigest()}  index.json\n")
-    (run / "compare.json").write_text(json.dumps({"command": f"polyfed\n\n<script>{ESC}", "date": "<u>today"}))
+    (run / "command.txt").write_text(f"polyfed\n\n<script>{ESC}")
     np.save(place / "new.npy", np.zeros((1, 1, 8, 8), dtype=np.uint8))
     return place
 

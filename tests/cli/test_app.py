@@ -117,12 +117,11 @@ def test_compare_runs_all_adds_local_and_skips_what_is_done(polyfed_: Terminal) 
         assert f"\n{name}" in first.out
     assert {path.name for path in Path("all").iterdir() if path.is_file()} == {
         "comparison.md", "comparison.csv", "comparison-clients.csv",
-        "compare.json", "report.html",
+        "command.txt", "report.html",
         *(f"{stem}{end}" for stem in ("accuracy-by-round", "accuracy-by-bytes", "accuracy-per-client")
           for end in (".png", ".svg")),
     }  # fmt: skip
-    made = json.loads(Path("all/compare.json").read_text())
-    assert made["command"] == shlex.join(["polyfed", *words])
+    assert Path("all/command.txt").read_text() == f"{shlex.join(['polyfed', *words])}\n"
     rows = list(csv.DictReader(Path("all/comparison.csv").read_text().splitlines()))
     assert [row["name"] for row in rows] == names
     assert {row["seeds"] for row in rows} == {"0 1"}

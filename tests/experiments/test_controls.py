@@ -284,7 +284,7 @@ def test_compare_with_controls_and_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert cli.status(words) == 0
     assert capsys.readouterr().err.count("already done") == 5
     assert Path("all/comparison.csv").read_text() == before
-    assert "--controls" in json.loads(Path("all/compare.json").read_text())["command"]
+    assert "--controls" in Path("all/command.txt").read_text()
 
 
 def test_alone_nothing_is_summed() -> None:

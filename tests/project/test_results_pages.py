@@ -58,7 +58,7 @@ def test_a_comparison_is_stored_whole(tmp_path: Path) -> None:
         pf.run(recipe, seed=seed, out=tmp_path / f"seed-{seed}")
     with pytest.raises(ValueError, match="expected a comparison made with --out"):
         list(RESULTS.read_comparison(tmp_path))
-    save_command(tmp_path, "polyfed compare recipes/a.toml --out runs/one/two", ran=True)
+    save_command(tmp_path, "polyfed compare recipes/a.toml --out runs/one/two")
     ((name, one),) = RESULTS.read_comparison(tmp_path)
     assert (name, one.title, one.seeds) == ("one-two", "one/two: digits, 2 clients", 2)
     assert [line.split()[0] for line in one.about] == ["digits", "Models:", "Run"]

@@ -290,7 +290,7 @@ def linked(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 PARTS = (
     *("recipe.toml", "rounds.jsonl", "result.json", "models", "models/index.json", "models/index.json.sha256"),
     *("models/personal-000.safetensors", "checkpoint", "checkpoint/round-000001", "checkpoint/round-000001/index.json"),
-    *("analysis", "attack", "tensorboard", "wandb", "nodes.jsonl", "compare.json"),  # which lead to nothing
+    *("analysis", "attack", "tensorboard", "wandb", "nodes.jsonl", "command.txt"),  # which lead to nothing
 )
 
 

@@ -103,7 +103,7 @@ def test_what_did_not_count(two_by_two: Path) -> None:
 
 
 def test_recipes_commands_versions_and_the_confusion(two_by_two: Path) -> None:
-    (two_by_two / "compare.json").write_text(json.dumps({"command": "polyfed compare mine.toml", "date": "2026-01-01"}))
+    (two_by_two / "command.txt").write_text("polyfed compare mine.toml\n")
     rewrite(two_by_two / "fedgh-1" / "result.json", lambda result: result.update(versions={"torch": "2.6"}))
     more = {"versions": {"torch": "2.13"}, "confusion": [[1, 0], [2, 3]], "class_names": ["cat", "dog"]}
     rewrite(two_by_two / "fedgh-0" / "result.json", lambda result: result.update(more))

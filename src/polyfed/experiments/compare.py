@@ -107,7 +107,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         words = [word for option, value in asked.items() if value for word in (option, value)]
         words += [word for text in overrides for word in ("--set", text)]
         words += ["--controls"] if controls else []
-        save_command(folder, shlex.join(["polyfed", "compare", str(recipe), *words]), ran=bool(pending))
+        save_command(folder, shlex.join(["polyfed", "compare", str(recipe), *words]))
     table = compare_runs(done.runs)
     return Comparison(folder, table, tuple(write_report(table, folder)), done.failures, done.unlearnt)
 

@@ -7,7 +7,6 @@ load or to run anything. Text from run folders is escaped.
 from __future__ import annotations
 
 import base64
-import datetime
 import hashlib
 import re
 from collections import Counter
@@ -15,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
-from polyfed.errors import ConfigError
-from polyfed.escaping import html_text, json_text
+from polyfed.escaping import html_text, one_line
 from polyfed.places import without_places
-from polyfed.records.read import COMMAND, check_links, make_folder, parse_json, write_whole
+from polyfed.records.read import COMMAND, check_links, make_folder, write_whole
 from polyfed.report.client_scores import ABOUT, client_columns
 from polyfed.report.comparison_tables import (
     ComparisonGroup,
@@ -127,7 +125,7 @@ def _lost(group: Group) -> str:
 def _origin(group: Group) -> Iterator[str]:
     """The comparisons that the runs are of, each row's recipe as its first seed has it, and all versions."""
     above = dict.fromkeys(folder for run in group.runs for folder in run.path.parents[:2])
-    commands = dict.fromkeys(command for folder in above if (command := read_command(folder)["command"]))
+    commands = dict.fromkeys(command for folder in above if (command := read_command(folder)))
     yield from (preformatted(command) for command in commands)
     for name, runs in group.rows.items():
         if not runs[0].recipe.is_empty:
@@ -147,30 +145,17 @@ def _origin(group: Group) -> Iterator[str]:
 # how a comparison was made ----------------------------------------------------------------------------------------
 
 
-def save_command(folder: Path, command: str, ran: bool) -> Path:
-    """Note in a comparison's folder how it was made: the command, and the day of its last run.
-
-    Args:
-        folder: where ``compare.json`` goes. command: as typed. ran: whether there was anything left to run; if not,
-            the day that is noted already stays.
-    """
-    kept = "" if ran else read_command(folder)["date"]
-    made = {"command": without_places(command), "date": kept or datetime.datetime.now(datetime.UTC).date().isoformat()}
-    return write_whole(folder / COMMAND, (json_text(made, indent=2) + "\n").encode())
+def save_command(folder: Path, command: str) -> Path:
+    """Note in a comparison's folder, as ``command.txt``, how it was made. command: as typed."""
+    return write_whole(folder / COMMAND, f"{without_places(command)}\n".encode())
 
 
-def read_command(folder: Path) -> dict[str, str]:
-    """The command and the date of ``compare.json``; "" where it has none.
+def read_command(folder: Path) -> str:
+    """The command of a comparison's folder; "" where it has none.
 
     Raises:
-        ConfigError: it cannot be read, or is a link.
+        ConfigError: it is a link.
     """
     check_links(folder)
-    try:
-        found = parse_json((folder / COMMAND).read_bytes())
-    except FileNotFoundError:
-        found = None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / COMMAND} cannot be read: {' '.join(str(error).split())}") from None
-    known = found if isinstance(found, dict) else {}
-    return {key: str(known.get(key) or "") for key in ("command", "date")}
+    file = folder / COMMAND
+    return one_line(file.read_text(encoding="utf-8", errors="replace")) if file.exists() else ""

@@ -1,18 +1,14 @@
-"""Lists for a terminal, laid out by rich: a recipe's keys, the models, the data sets, one method's page."""
+"""Lists for a terminal: a recipe's keys, the models, the data sets, one method's page."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from polyfed.model_groups import GROUPS
+from polyfed.report.text_tables import NOT_KNOWN, Column, render_text
 
 if TYPE_CHECKING:
     from polyfed.data.sources import Source
@@ -30,10 +26,8 @@ def of_models(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     for (paper, in_shape, classes), group in itertools.groupby(
         rows, lambda r: (r["paper"], r["in_shape"], r["classes"])
     ):
-        table = _sizes([*group])
-        table.columns[0].min_width = names
         lines += textwrap.wrap(f"{paper or 'your own'}; {_input(in_shape, classes)}", width)
-        lines += [_rendered(table, width), ""]
+        lines += [render_text(_sizes([*group], names), width), ""]
     groups = ", ".join(f"{name} ({len(members)})" for name, members in GROUPS.items())
     lines += textwrap.wrap(f"groups of HtFLlib's, by how many networks they have: {groups}", width)
     return "\n".join(lines)
@@ -41,16 +35,16 @@ def of_models(rows: Sequence[Mapping[str, Any]], width: int) -> str:
 
 def of_some(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     """A network, or those of a group, as `polyfed.models.zoo.page` describes them: client k gets the (k mod A)th."""
-    return "\n".join([_rendered(_sizes(rows), width), "", _input(rows[0]["in_shape"], rows[0]["classes"])])
+    return "\n".join([render_text(_sizes(rows), width), "", _input(rows[0]["in_shape"], rows[0]["classes"])])
 
 
-def _sizes(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table([("model", "left"), ("parameters", "right"), ("features", "right")])
-    table.columns[1].min_width = len("100,000,000")
-    for row in rows:
-        sizes = [f"{row[key]:,}" if row[key] is not None else "-" for key in ("parameters", "feature_dim")]
-        table.add_row(row["name"], *sizes)
-    return table
+def _sizes(rows: Sequence[Mapping[str, Any]], room: int = 0) -> list[Column]:
+    """The names, in at least so much room, and what is counted."""
+    columns = [Column("model", [f"{row['name']:<{room}}" for row in rows], words=True)]
+    for heading, key in (("parameters", "parameters"), ("features", "feature_dim")):
+        cells = [NOT_KNOWN if row[key] is None else f"{row[key]:,}" for row in rows]
+        columns.append(Column(heading, [f"{cell:>11}" for cell in cells]))
+    return columns
 
 
 def _input(in_shape: Sequence[int] | None, classes: int | None) -> str:
@@ -63,20 +57,19 @@ def _input(in_shape: Sequence[int] | None, classes: int | None) -> str:
 
 def of_datasets(sources: Iterable[Source], width: int) -> str:
     """One row per data set: name, whether its files are here, and what it is."""
-    table = _table([("data set", "left"), ("here", "left"), ("what it is", "left")])
-    for source in sources:
-        table.add_row(source.name, {True: "yes", False: "no", None: "-"}[source.is_here()], source.about)
-    return _rendered(table, width)
+    found = list(sources)
+    columns = {
+        "data set": [source.name for source in found],
+        "here": [{True: "yes", False: "no", None: NOT_KNOWN}[source.is_here()] for source in found],
+        "what it is": [source.about for source in found],
+    }
+    return _list(columns, width)
 
 
 def of_methods(summaries: Mapping[str, str], width: int) -> str:
     """One row per method: name, and what it does."""
-    table = _table([("method", "left"), ("what it does", "left")])
-    for name, summary in summaries.items():
-        table.add_row(name, summary)
-    return "\n".join(
-        [_rendered(table, width), "", "polyfed methods NAME: paper, messages, hyperparameters, deviations"]
-    )
+    table = _list({"method": [*summaries], "what it does": [*summaries.values()]}, width)
+    return f"{table}\n\npolyfed methods NAME: paper, messages, hyperparameters, deviations"
 
 
 def of_method(row: Mapping[str, Any], width: int) -> str:
@@ -96,7 +89,7 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
         lines += told if fact else []
     lines.append("")
     if row["hyperparameters"]:
-        lines += [_rendered(_keys(row["hyperparameters"], "hyperparameter"), width), ""]
+        lines += [_keys(row["hyperparameters"], "hyperparameter", width), ""]
     for text in filter(None, (row["text"], row["deviations"])):
         for line in text.splitlines():
             lines += textwrap.wrap(line, width, initial_indent=_INDENT, subsequent_indent=_INDENT) or [""]
@@ -110,27 +103,20 @@ def of_section(section: Section, width: int) -> str:
     """A section of a recipe: what it is for, and a row for every key."""
     lines = textwrap.wrap(f"[{section.name}]  {section.about}", width)
     if section.keys:
-        lines += ["", _rendered(_keys(section.keys, "key"), width)]
+        lines += ["", _keys(section.keys, "key", width)]
     return "\n".join(lines)
 
 
-def _keys(keys: Sequence[Key], title: str) -> Table:
-    table = _table([(title, "left"), ("type", "left"), ("default", "left"), ("meaning", "left")])
-    for key in keys:
-        table.add_row(key.name, key.type, key.default, key.meaning)
-    return table
+def _keys(keys: Sequence[Key], title: str, width: int) -> str:
+    columns = {
+        title: [key.name for key in keys],
+        "type": [key.type for key in keys],
+        "default": [key.default for key in keys],
+        "meaning": [key.meaning for key in keys],
+    }
+    return _list(columns, width)
 
 
-def _table(columns: Sequence[tuple[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name, justify in columns:
-        table.add_column(name, justify=justify, no_wrap=name == columns[0][0], overflow="fold")
-    return table
-
-
-def _rendered(table: Table, width: int) -> str:
-    """As plain text; what is in it is shown as it stands."""
-    stream = io.StringIO()
-    console = Console(file=stream, width=width, color_system=None, markup=False, highlight=False, emoji=False)
-    console.print(table)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+def _list(columns: Mapping[str, Sequence[str]], width: int) -> str:
+    """Columns of words under their headings."""
+    return render_text([Column(heading, [*cells], words=True) for heading, cells in columns.items()], width)

@@ -17,7 +17,7 @@ from polyfed.report.statistics import Estimate
 from polyfed.units import human_bytes, human_seconds
 
 NOT_KNOWN = "-"
-_NAME = 16  # least width of the column of names in plain text
+_NAME = 16  # least width that a column of words is wrapped to
 
 
 @dataclass(frozen=True)
@@ -155,10 +155,12 @@ def wrapped(text: str, width: int) -> str:
 
 
 def render_text(columns: Sequence[Column], width: int) -> str:
-    """Aligned lines; the names, in front, wrapped where that makes the block fit `width`."""
+    """Aligned lines; the widest words are wrapped, as tightly as is still readable, until the block fits `width`."""
     columns = [replace(column, cells=[visible(cell) for cell in column.cells]) for column in columns]
     widths = [column.width for column in columns]
-    widths[0] = min(widths[0], max(_NAME, width - sum(other + 2 for other in widths[1:])))
+    wrapped_ones = [at for at, column in enumerate(columns) if column.words]
+    while sum(widths) + 2 * len(widths[1:]) > width and any(widths[at] > _NAME for at in wrapped_ones):
+        widths[max(wrapped_ones, key=lambda at: widths[at])] -= 1
 
     def lines_of(texts: Sequence[Sequence[str]]) -> list[str]:
         """One row of the table, of which each cell has as many lines."""

@@ -1,32 +1,34 @@
 """FedGen: clients learn from features that a server-trained generator makes (Zhu, Hong and Zhou, ICML 2021).
 
-G(z, y) makes what enters the head h from noise z and a class y; f is the whole network, of D features and C classes.
-Generator: G = Linear, BatchNorm, ReLU, Linear of z and y one-hot             `generate` (the authors' code, see 2)
+G(z, y) makes what enters the head h from noise z and a class y; f is the whole network, of D features and C classes;
+n_ky are client k's samples of class y. In brackets, who has a line: the paper, or the authors' code alone.
+Generator: G = Linear, BatchNorm, ReLU, Linear of z and y one-hot                       `generate` (code, see 5)
+Server:    L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|), both as means over entries  `diversity_loss` (code)
+           omega_ky = n_ky / sum_j n_jy, heads h_k as received                          `head_loss` (code, see 11)
+           y drawn as often as the clients have it, by sum_k n_ky                       `observed_classes` (see 2)
+           G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + L_div                     `train_generator` (code, see 1)
+           w <- sum_k p_k w_k                                                           `FedAvg.aggregate` (paper)
 Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)                     `loss` (paper)
-               + a_t CE(h(G(z', y')), y')                    y' drawn as often as the clients have it (paper, see 1, 3)
-               + b_t KL(softmax h(G(z, y)) || softmax f(x))  y of the batch; softmax h(G(z, y)) is a constant (code)
-           a_t = max(0.98^(t - 1) alpha, min(alpha, 1e-4)),  b_t alike of beta          `decayed` (code, see 9)
-Server:    w <- sum_k p_k w_k                                                           `FedAvg.aggregate` (paper)
-           G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + L_div                     `train_generator` (code)
-           omega_ky = n_ky / sum_j n_jy, heads h_k as received                          `head_loss` (code, see 12)
-           L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|), both as means over entries  `diversity_loss` (code)
-Steps and rate of G are those of the authors' code on MNIST. In the context: "generator", G's weights; "counts", samples
-of each class of which G was trained; "loss_weights", a_t and b_t; for a step "y_drawn" and "z_drawn", y' and z', and
-"z_batch", z.
+               + a_t CE(h(G(z_drawn, y_drawn)), y_drawn),  y_drawn by sum_k n_ky        (paper, see 1, 6, 9)
+               + b_t KL(softmax h(G(z_batch, y)) || softmax f(x)),  y of the batch, h(G) a constant  (code)
+           a_t = max(0.98^(t - 1) alpha, min(alpha, 1e-4)),  b_t alike of beta          `decayed` (code, see 8)
+Steps and rate of G are those of the authors' code on MNIST. `tests/methods/test_fedgen.py` holds a step of G, and the
+clients' loss, against NumPy. In the context: "generator", G's weights; "counts", sum_k n_ky of which G was trained;
+"a_t", "b_t"; in a step also "y_drawn", "z_drawn" and "z_batch".
 Sent: down P + P_G + C; up P + C. Kept: server: w, G and its Adam, class counts.
 Deviations from the paper (arXiv:2105.10056): (1) The KL term, the decay, L_div and the sum of the clients' losses are
-those of the authors' code. The paper has a_t's term, with weight 1, and the loss of the clients' mean logits. (2) Noise
-is normal; in the authors' code it is uniform. (3) Classes are drawn by the responding clients' counts; the authors'
-code draws all equally. (4) Round 1 has no generator, which is still untrained. G is not trained on a class with a
-single sample in total. As in the authors' code, the KL term nevertheless asks for all classes of the batch, also for
-such ones and for those that no responding client has had. (5) Architectures may differ; the paper has one. (6) On
-clients, G normalizes by its running statistics. BatchNorm in a head normalizes generated features by their batch, and
-its running statistics leave them out. (7) Per step, a client generates `training.batch_size` features of drawn classes
-(the authors' code 32), and the server 128 (that code's `ensemble_batch_size`, which its loop does not use). (8) The
-authors' code sets `alpha = beta = 10` on MNIST, and 10 and 1 on EMNIST. (9) There a_t and b_t are 1e-4 at least, also
-of alpha = 0, which here switches the term off. (10) There a_t's term has the factor gen_batch_size / batch_size. (11)
-There a client uses no generated features after its 20th local epoch. (12) There n_ky counts the rows of the batches
-that were drawn, and begins at 1; here it is of all the client's rows.
+those of the authors' code. The paper has a_t's term, with weight 1, and the loss of the clients' mean logits. (2) Round
+1 has no generator, which is still untrained. G is not trained on a class with a single sample in total. As in the
+authors' code, the KL term nevertheless asks for all classes of the batch, also for such ones and for those that no
+responding client has had. (3) Architectures may differ; the paper has one. (4) On clients, G normalizes by its running
+statistics. BatchNorm in a head normalizes generated features by their batch, and its running statistics leave them out.
+From the authors' code: (5) Noise is normal, as in the paper; there it is uniform. (6) Classes are drawn by the
+responding clients' counts; there all equally. (7) Per step, a client generates `training.batch_size` features of drawn
+classes (there 32), and the server 128 (that code's `ensemble_batch_size`, which its loop does not use); there alpha =
+beta = 10 on MNIST, and 10 and 1 on EMNIST. (8) There a_t and b_t are 1e-4 at least, also of alpha = 0, which here
+switches the term off. (9) There a_t's term has the factor gen_batch_size / batch_size. (10) There a client uses no
+generated features after its 20th local epoch. (11) There n_ky counts the rows of the batches that were drawn, and
+begins at 1; here it is of all the client's rows.
 """
 
 from __future__ import annotations
@@ -52,35 +54,21 @@ from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.functional.modes import frozen_running_stats
 from polyfed.methods.fedavg import FedAvg
 
-DECAY = 0.98  # factor of both losses' weights, per round
+DECAY = 0.98  # factor of a_t and b_t, per round
 LATENT_DIM = 32  # Z, numbers of noise
 HIDDEN_DIM = 256  # H, hidden units of G
 GENERATOR_STEPS = 50  # steps of Adam, per round
 GENERATOR_BATCH = 128  # generated features per step
-_GENERATOR_LR = 3e-4  # learning rate of Adam in round 1
-_GENERATOR_LR_DECAY = 0.98  # per round
-_LEAST = 1e-4  # what `decayed` leaves
+GENERATOR_LR = 3e-4  # learning rate of Adam in round 1
+GENERATOR_LR_DECAY = 0.98  # per round
 WEIGHT_DECAY = 0.01  # L2 penalty in Adam
 
-
 # the generator -------------------------------------------------------------------------------------------------------
-# Its weights are named tensors like any others: made by `init_generator`, used by `generate`, trained by
-# `train_generator`. Shapes: B rows made, Q pairs of them, Z numbers of noise, C classes, H hidden units, D features,
-# S clients.
-
-
-def init_generator(classes: int, features: int, draws: torch.Generator) -> dict[str, Tensor]:
-    """Initial weights (uniform within 1 / sqrt(inputs), from `draws`) and statistics."""
-    made = {f"norm.{name}": torch.ones(HIDDEN_DIM) for name in ("weight", "running_var")}
-    made |= {f"norm.{name}": torch.zeros(HIDDEN_DIM) for name in ("bias", "running_mean")}
-    for layer, inputs, outputs in (("hidden", LATENT_DIM + classes, HIDDEN_DIM), ("output", HIDDEN_DIM, features)):
-        for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
-            made[f"{layer}.{name}"] = torch.empty(shape).uniform_(-(inputs**-0.5), inputs**-0.5, generator=draws)
-    return made
+# Shapes: B rows made, Q pairs of them, Z numbers of noise, C classes, H hidden units, D features, S clients.
 
 
 def generate(weights: Group, z_BZ: Tensor, y_B: Tensor, training: bool = False) -> Tensor:
-    """Features (B, D) for classes y from noise z: Linear (Z + C to H), BatchNorm, ReLU, Linear (H to D).
+    """G(z, y), features (B, D): Linear (Z + C to H), BatchNorm, ReLU, Linear (H to D).
 
     Uses running statistics, or with `training` those of the batch, which also update the running ones.
     """
@@ -93,7 +81,65 @@ def generate(weights: Group, z_BZ: Tensor, y_B: Tensor, training: bool = False) 
     return F.linear(F.relu(hidden_BH), w["output.weight"], w["output.bias"])
 
 
+def diversity_loss(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
+    """L_div = exp(-mean over pairs of |z_a - z_b|^2 |G_a - G_b|), distances as means over entries."""
+    noise_Q = F.pdist(z_BZ).square() / z_BZ.shape[1]
+    features_Q = F.pdist(made_BD, p=1) / made_BD.shape[1]
+    return (-2 / len(z_BZ) ** 2 * (noise_Q * features_Q).sum()).exp()  # B^2 pairs: each is there twice, and B are 0
+
+
+def head_loss(made_BD: Tensor, y_B: Tensor, heads: Sequence[nn.Module], omega_SC: Tensor) -> Tensor:
+    """sum_k omega_ky CE(h_k(G(z, y)), y), a mean over the rows made."""
+    logits_SBC = torch.stack([head(made_BD) for head in heads])
+    y_SB = y_B.expand(len(heads), -1)
+    losses_SB = F.cross_entropy(logits_SBC.flatten(0, 1), y_SB.flatten(), reduction="none").view_as(y_SB)
+    return (omega_SC[:, y_B] * losses_SB).sum(0).mean()
+
+
+def observed_classes(n_SC: Tensor) -> Tensor:
+    """sum_k n_ky (C,); 0 for classes with a single sample, which are not generated."""
+    totals_C = n_SC.sum(0)
+    return totals_C * (totals_C > 1)
+
+
+def train_generator(
+    weights: Group, moments: Group, heads: Sequence[nn.Module], n_SC: Tensor, lr: float, draws: torch.Generator
+) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
+    """Steps of Adam, which move G alone; in float64, so that the order of clients has no effect.
+
+    Args:
+        moments: of Adam, as an earlier call left them; empty at first.
+        n_SC: the clients' samples of each class, more than one of some class in all.
+
+    Returns:
+        New weights, new moments, and the mean loss over the steps.
+    """
+    observed_C = observed_classes(n_SC).double()
+    omega_SC = (n_SC / n_SC.sum(0).clamp(min=1)).double()
+    noise = weights["hidden.weight"].shape[1] - n_SC.shape[1]
+    now = {name: t.double().clone() for name, t in weights.items()}
+    trained = {name: t.requires_grad_() for name, t in now.items() if "running" not in name}
+    parameters = list(trained.values())
+    optimizer = Optimizer(parameters, Training(optimizer="adam", weight_decay=WEIGHT_DECAY), lr)
+    optimizer.remember(list(trained), moments)
+    total = 0.0
+    for _ in range(GENERATOR_STEPS):
+        y_B = torch.multinomial(observed_C, GENERATOR_BATCH, replacement=True, generator=draws)
+        z_BZ = torch.randn(GENERATOR_BATCH, noise, generator=draws).double()
+        made_BD = generate(now, z_BZ, y_B, training=True)
+        loss = head_loss(made_BD, y_B, heads, omega_SC) + diversity_loss(z_BZ, made_BD)
+        optimizer.step(torch.autograd.grad(loss, parameters))
+        total += float(loss.detach())
+    new = {name: t.detach().to(weights[name].dtype) for name, t in now.items()}
+    return new, optimizer.memory(list(trained)), total / GENERATOR_STEPS
+
+
 # the method ----------------------------------------------------------------------------------------------------------
+
+
+def decayed(weight: float, round: int) -> float:
+    """a_t of alpha, b_t of beta: falls with the round t, from 1, to 1e-4, or not where it is less at first."""
+    return max(weight * DECAY ** (round - 1), min(weight, 1e-4))
 
 
 @hyperparameters
@@ -104,6 +150,22 @@ class FedGen(FedAvg):
     beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards features of the batch's classes; 0: off
 
     # client ------------------------------------------------------------------------------------------------
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        scores = model(batch.x)
+        task = cross_entropy(scores, batch.y, batch.w)
+        if "generator" not in context:  # round 1
+            return task
+        y_drawn = context["y_drawn"]
+        g_drawn = generate(context["generator"], context["z_drawn"], y_drawn)
+        g_batch = generate(context["generator"], context["z_batch"][: len(batch.y)], batch.y)
+        with frozen_running_stats(model.head):
+            h_drawn = model.head(g_drawn)
+            h_batch = model.head(g_batch)
+        of_drawn = cross_entropy(h_drawn, y_drawn, torch.ones_like(g_drawn[:, 0]))
+        of_batch = kl_divergence(scores, h_batch, batch.w)  # KL(h_batch || scores)
+        generated = context["a_t"] * of_drawn + context["b_t"] * of_batch
+        return task + generated, {"own_loss": task, "generated_loss": generated}
+
     @loads_message
     def receive(self, client: Client, message: Message) -> Context:
         super().receive(client, message)
@@ -112,8 +174,8 @@ class FedGen(FedAvg):
         like = next(client.model.parameters())
         generator = {name: t.to(like.dtype) for name, t in get_group(message, "generator").items()}
         counts = get_tensor(message, "counts").clone()
-        weights = torch.tensor([decayed(self.alpha, client.round), decayed(self.beta, client.round)], dtype=like.dtype)
-        return {"generator": generator, "counts": counts, "loss_weights": weights}
+        a_t, b_t = (torch.tensor(decayed(w, client.round), dtype=like.dtype) for w in (self.alpha, self.beta))
+        return {"generator": generator, "counts": counts, "a_t": a_t, "b_t": b_t}
 
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         if "generator" not in client.context:
@@ -124,32 +186,33 @@ class FedGen(FedAvg):
         z_batch = torch.randn(rows, LATENT_DIM, generator=generator)
         return {"y_drawn": y_drawn, "z_drawn": z_drawn, "z_batch": z_batch}
 
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        scores = model(batch.x)
-        task = cross_entropy(scores, batch.y, batch.w)
-        if "generator" not in context:
-            return task
-        a, b = context["loss_weights"]
-        y_drawn = context["y_drawn"]
-        g_drawn = generate(context["generator"], context["z_drawn"], y_drawn)  # G(z', y')
-        g_batch = generate(context["generator"], context["z_batch"][: len(batch.y)], batch.y)  # G(z, y)
-        with frozen_running_stats(model.head):
-            h_drawn = model.head(g_drawn)
-            teacher = model.head(g_batch)
-        of_drawn = cross_entropy(h_drawn, y_drawn, torch.ones_like(g_drawn[:, 0]))
-        generated = a * of_drawn + b * kl_divergence(scores, teacher, batch.w)
-        return task + generated, {"own_loss": task, "generated_loss": generated}
+    # server ------------------------------------------------------------------------------------------------
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        counts = {i: get_tensor(message, "counts") for i, message in uploads.items()}
+        super().aggregate(server, {i: {**message, "n": counts[i].sum()} for i, message in uploads.items()})
+        if not uploads or not (self.alpha or self.beta):
+            return
+        n_SC = torch.stack([counts[i].long() for i in uploads])
+        observed_C = observed_classes(n_SC)
+        if not observed_C.any():
+            return
+        lr = GENERATOR_LR * GENERATOR_LR_DECAY ** (server.round - 1)
+        weights = get_group(server.state, "generator")
+        moments = members(server.state, "moments")
+        draws = server.generator("features")
+        new, left, loss = train_generator(weights, moments, received_heads(server, uploads), n_SC, lr, draws)
+        server.log["generator_loss"] = loss
+        server.state |= {"generator": new, "moments": left, "counts": observed_C.int()}
 
+    # Nothing below changes an equation: messages, initial weights, what is declared.
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         counts = torch.bincount(client.data.train.y, minlength=client.classes).int()
         return {"model": super().upload(client, trained)["model"], "counts": counts}
 
-    # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         super().init_server(server)
         features = as_split_model(server.model(server.architectures[0], {})).feature_dim
-        draws = server.generator("generator")
-        server.state["generator"] = init_generator(server.classes, features, draws)
+        server.state["generator"] = init_generator(server.classes, features, server.generator("generator"))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         message = super().broadcast(server, client_id)
@@ -157,25 +220,6 @@ class FedGen(FedAvg):
             return message
         return {**message, "generator": server.state["generator"], "counts": server.state["counts"]}
 
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        counts = {i: get_tensor(message, "counts") for i, message in uploads.items()}
-        super().aggregate(server, {i: {**message, "n": counts[i].sum()} for i, message in uploads.items()})
-        if not uploads or not (self.alpha or self.beta):
-            return
-        counts_SC = torch.stack([counts[i].long() for i in uploads])
-        known = observed_classes(counts_SC)
-        if not known.any():
-            return
-        lr = _GENERATOR_LR * _GENERATOR_LR_DECAY ** (server.round - 1)
-        generator = get_group(server.state, "generator")
-        moments = members(server.state, "moments")
-        heads = received_heads(server, uploads)
-        draws = server.generator("features")
-        generator, moments, loss = train_generator(generator, moments, heads, counts_SC, lr, draws)
-        server.log["generator_loss"] = loss
-        server.state |= {"generator": dict(generator), "moments": dict(moments), "counts": known.int()}
-
-    # declared -------------------------------------------------------------------------------------------------
     upload_form = {"model": upload_forms.as_sent, "counts": upload_forms.BY_CLASS}
     ignores_initial_weights = True
 
@@ -191,12 +235,14 @@ class FedGen(FedAvg):
         )
 
 
-def decayed(weight: float, round: int) -> float:
-    """A loss weight in a later round (1-based); at least 1e-4, or its initial value if that is less."""
-    return max(weight * DECAY ** (round - 1), min(weight, _LEAST))
-
-
-# the server trains the generator -------------------------------------------------------------------------------------
+def init_generator(classes: int, features: int, draws: torch.Generator) -> dict[str, Tensor]:
+    """Initial weights (uniform within 1 / sqrt(inputs), from `draws`) and statistics."""
+    made = {f"norm.{name}": torch.ones(HIDDEN_DIM) for name in ("weight", "running_var")}
+    made |= {f"norm.{name}": torch.zeros(HIDDEN_DIM) for name in ("bias", "running_mean")}
+    for layer, inputs, outputs in (("hidden", LATENT_DIM + classes, HIDDEN_DIM), ("output", HIDDEN_DIM, features)):
+        for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
+            made[f"{layer}.{name}"] = torch.empty(shape).uniform_(-(inputs**-0.5), inputs**-0.5, generator=draws)
+    return made
 
 
 def received_heads(server: Server, uploads: Mapping[int, Message]) -> list[nn.Module]:
@@ -213,58 +259,3 @@ def received_heads(server: Server, uploads: Mapping[int, Message]) -> list[nn.Mo
         sent = get_group(message, "model")
         load_state(heads[-1], {inner: sent[name] for name, inner in head_names(model).items() if name in sent})
     return heads
-
-
-def observed_classes(counts_SC: Tensor) -> Tensor:
-    """Samples (C,) of each class over all clients; 0 for classes with a single sample, which are not generated."""
-    totals_C = counts_SC.sum(0)
-    return totals_C * (totals_C > 1)
-
-
-def head_loss(made_BD: Tensor, y_B: Tensor, heads: Sequence[nn.Module], omega_SC: Tensor) -> Tensor:
-    """sum_k omega_ky CE(h_k(G(z, y)), y), a mean over the rows made."""
-    logits_SBC = torch.stack([head(made_BD) for head in heads])
-    y_SB = y_B.expand(len(heads), -1)
-    losses_SB = F.cross_entropy(logits_SBC.flatten(0, 1), y_SB.flatten(), reduction="none").view_as(y_SB)
-    return (omega_SC[:, y_B] * losses_SB).sum(0).mean()
-
-
-def diversity_loss(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
-    """exp(-mean over pairs of |z_a - z_b|^2 |G_a - G_b|), distances as means over the entries: 1 if all G are alike."""
-    noise_Q = F.pdist(z_BZ).square() / z_BZ.shape[1]
-    features_Q = F.pdist(made_BD, p=1) / made_BD.shape[1]
-    return (-2 / len(z_BZ) ** 2 * (noise_Q * features_Q).sum()).exp()  # B^2 pairs: each is there twice, and B are 0
-
-
-def train_generator(
-    weights: Group, moments: Group, heads: Sequence[nn.Module], counts_SC: Tensor, lr: float, draws: torch.Generator
-) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
-    """Train a generator until the clients' heads predict the requested class.
-
-    In float64, so that the order of clients has no effect. Heads stay fixed.
-
-    Args:
-        moments: what an earlier call left; empty at first.
-        counts_SC: the clients' samples of each class, more than one of some class in all.
-
-    Returns:
-        New weights, new moments, and the mean loss over the steps.
-    """
-    known_C = observed_classes(counts_SC)
-    omega_SC = (counts_SC / counts_SC.sum(0).clamp(min=1)).double()
-    noise = weights["hidden.weight"].shape[1] - counts_SC.shape[1]
-    now = {name: t.double().clone() for name, t in weights.items()}
-    trained = {name: t.requires_grad_() for name, t in now.items() if "running" not in name}
-    parameters = list(trained.values())
-    optimizer = Optimizer(parameters, Training(optimizer="adam", weight_decay=WEIGHT_DECAY), lr)
-    optimizer.remember(list(trained), moments)
-    total = 0.0
-    for _ in range(GENERATOR_STEPS):
-        y_B = torch.multinomial(known_C.double(), GENERATOR_BATCH, replacement=True, generator=draws)
-        z_BZ = torch.randn(GENERATOR_BATCH, noise, generator=draws).double()
-        made_BD = generate(now, z_BZ, y_B, training=True)
-        loss = head_loss(made_BD, y_B, heads, omega_SC) + diversity_loss(z_BZ, made_BD)
-        optimizer.step(torch.autograd.grad(loss, parameters))
-        total += float(loss.detach())
-    new = {name: t.detach().to(weights[name].dtype) for name, t in now.items()}
-    return new, optimizer.memory(list(trained)), total / GENERATOR_STEPS

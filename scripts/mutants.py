@@ -64,7 +64,7 @@ EQUIVALENT: dict[str, tuple[str, ...]] = {
     "which of two equal ways is quicker": (
         "averaging.py _mean: mean.device.type",
         "averaging.py _mean: max(mean.numel(), 1)",
-        "channel_slices.py _index: ",
+        "channel_slices.py ChannelPlan.entries: ",
         "centering.py smaller_gram: a_LD.shape[1] <= a_LD.shape[0]",
         "kernel_similarity.py cka: min(a_LD.shape[1], b_LE.shape[1]) <=",
         "low_rank.py truncated_svd: triple >= rows * columns",

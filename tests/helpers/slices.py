@@ -16,6 +16,7 @@ from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.federation import Federation
+from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, ChannelPlan
 from tests.helpers.toys import Round, Watch, federation, net
 
 NARROW = {"a": (6, 5), "b": (3, 3), "c": (2, 2), "d": (1, 1), "e": (1, 1)}  # width, features: halves rounded up
@@ -97,3 +98,38 @@ def rounds(*args: Any, **kwargs: Any) -> list[Round]:
     fed, watch = watched(*args, **kwargs)
     fed.run()
     return watch.rounds
+
+
+# a large model without a network, whose cuts are worked out by hand
+PLAN = ChannelPlan(
+    axes={
+        "conv": (Axis(2), Axis(WHOLE), Axis(WHOLE)),
+        "inner": (Axis(3), Axis(2)),
+        "flat": (Axis(OUTPUT), Axis(3, repeat=2)),
+        "bias": (Axis(OUTPUT),),
+        "count": (),
+    },
+    sizes={2: 5, 3: 4},
+)
+SHAPES = {"conv": (5, 2, 3), "inner": (4, 5), "flat": (3, 8), "bias": (3,), "count": ()}
+
+
+def tensors(seed: int) -> dict[str, Tensor]:
+    """Numbers for each of its tensors."""
+    g = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=g) for name, shape in SHAPES.items()}
+
+
+def kept(**groups: list[int]) -> dict[int, Tensor]:
+    """Channels by group, as "g2=[0, 1]" has them."""
+    return {int(name[1:]): torch.tensor(channels) for name, channels in groups.items()}
+
+
+def places(name: str, channels: dict[int, Tensor]) -> list[list[int]]:
+    """Per dimension which entries of the large tensor a part holds, by hand."""
+    return [
+        [c * axis.repeat + i for c in channels[axis.group].tolist() for i in range(axis.repeat)]
+        if axis.group in channels
+        else list(range(size))
+        for axis, size in zip(PLAN.axes[name], SHAPES[name], strict=True)
+    ]

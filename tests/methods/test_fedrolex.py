@@ -8,7 +8,7 @@ import numpy as np
 
 from polyfed import methods, testing
 from polyfed.methods import FedRolex
-from polyfed.methods.heterofl import RATES
+from polyfed.methods.building_blocks.width_levels import RATES
 from polyfed.testing import Reduction
 from polyfed.testing.fixtures import tiny_model
 from tests.helpers import oracles

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,10 +14,12 @@ from polyfed import methods, testing
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.errors import ConfigError
+from polyfed.functional.channel_slices import slice_channels
 from polyfed.methods import HeteroFL
-from polyfed.methods.heterofl import client_level
+from polyfed.methods.building_blocks.width_levels import client_level
+from polyfed.methods.heterofl import mean_of_holders
 from tests.helpers import oracles
-from tests.helpers.slices import order_of, prefix, rounds, small
+from tests.helpers.slices import PLAN, SHAPES, kept, order_of, places, prefix, rounds, small, tensors
 from tests.helpers.toys import CLASSES, clients, federation, moved, samples
 
 
@@ -67,6 +71,47 @@ def test_a_round_is_that_of_networks_made_narrow_by_hand(kind, clip, weighting):
             count[inside] += has
         expected = np.where(count > 0, total / np.maximum(count, 1), whole.double().numpy())
         np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
+
+
+def mean_by_entry(base, parts, weights):
+    found = {}
+    for name, whole in base.items():
+        total, count = np.zeros(SHAPES[name]), np.zeros(SHAPES[name])
+        for (own, channels), weight in zip(parts, weights, strict=True):
+            if name in own:
+                values = own[name].double().numpy()
+                for here, there in zip(
+                    itertools.product(*map(range, values.shape)),
+                    itertools.product(*places(name, channels)),
+                    strict=True,
+                ):
+                    total[there] += weight * values[here]
+                    count[there] += weight
+        found[name] = np.where(count > 0, total / np.maximum(count, 1e-300), whole.double().numpy())
+    return found
+
+
+@pytest.mark.parametrize("weights", [[1.0] * 3, [2.0, 0.5, 3.0]])
+def test_the_mean_is_over_those_who_hold_the_entry(weights):
+    base = tensors(0)
+    held = [kept(g2=[0, 1], g3=[0, 1, 2]), kept(g2=[4, 0, 1], g3=[3, 0]), kept(g2=[0], g3=[1], g1=[2, 0])]
+    parts = [(slice_channels(PLAN, tensors(seed), channels), channels) for seed, channels in enumerate(held, 1)]
+    del parts[1][0]["bias"]
+    found, expected = mean_of_holders(PLAN, base, parts, weights), mean_by_entry(base, parts, weights)
+    for name in base:
+        np.testing.assert_allclose(found[name].numpy(), expected[name], atol=1e-6)
+    untouched = torch.ones(5, dtype=torch.bool)
+    untouched[[0, 1, 4]] = False
+    assert torch.equal(found["conv"][untouched], base["conv"][untouched])
+    assert not torch.equal(found["conv"][0], base["conv"][0])
+
+
+def test_a_part_of_weight_0_has_no_say_and_nobody_changes_nothing():
+    base, other = tensors(0), tensors(1)
+    for parts, weights in (([], []), ([(other, {})], [0.0])):
+        assert all(torch.equal(t, base[name]) for name, t in mean_of_holders(PLAN, base, parts, weights).items())
+    alike = mean_of_holders(PLAN, base, [(other, {})] * 3, [0.1, 0.7, 3.0])
+    assert all(torch.equal(t, other[name]) for name, t in alike.items()), "the mean of equal entries is that entry"
 
 
 def test_levels_that_no_client_has_are_named_before_round_1():

@@ -1,4 +1,4 @@
-"""Sub-models cut from one large model by width: which channels, cutting them out, averaging what comes back.
+"""Sub-models cut from one large model by width: which channels, where they are, cutting them out.
 
 A network's channels form *groups*: all tensors on one residual stream share one, a hidden layer is one of its own. A
 plan says for every dimension of every tensor which group it belongs to; a sub-model has some channels of each group.
@@ -48,12 +48,18 @@ class ChannelPlan:
         """The channels of every group that is cut. window: number of channels -> those that a sub-model has."""
         return {group: window(size) for group, size in self.sizes.items()}
 
+    def entries(self, name: str, channels: Channels, shape: Sequence[int]) -> tuple[Tensor, ...]:
+        """An index to the entries of a tensor of this name and shape that are of these channels.
 
-class SlicedModel(NamedTuple):
-    """A sub-model that comes back: its tensors by name (any subset), and which channels they are."""
-
-    tensors: Mapping[str, Tensor]
-    channels: Channels
+        Trailing dimensions of which nothing is cut are left out.
+        """
+        axes = self.axes[name]
+        last = max((dim for dim, axis in enumerate(axes) if axis.group in channels), default=-1)
+        entries = [
+            axis.entries(channels[axis.group]) if axis.group in channels else torch.arange(size)
+            for axis, size in zip(axes[: last + 1], shape, strict=False)
+        ]
+        return torch.meshgrid(*entries, indexing="ij") if entries else ()
 
 
 def width(size: int, rate: float) -> int:
@@ -87,39 +93,3 @@ def slice_channels(plan: ChannelPlan, tensors: Mapping[str, Tensor], channels: C
                 tensor = tensor.index_select(dim, axis.entries(channels[axis.group]).to(tensor.device))
         small[name] = tensor
     return small
-
-
-def partial_mean(
-    plan: ChannelPlan, base: Mapping[str, Tensor], parts: Sequence[SlicedModel], weights: Sequence[float]
-) -> dict[str, Tensor]:
-    """Entry by entry the mean over the parts that hold the entry; what none holds keeps its value bit for bit.
-
-    Sums are float64 and cast back, so that the mean of equal entries is that entry.
-
-    The plan knows every name in `base`, the large model. A tensor that a part does not have counts as not held. An
-    entry's weights, none negative, are divided by their sum over the parts that hold it.
-
-    Source: HeteroFL (Diao et al., ICLR 2021), eq. 3 to 6; FedRolex (Alam et al., NeurIPS 2022), eq. 2.
-    """
-    mean = {}
-    for name, whole in base.items():
-        total = torch.zeros_like(whole, dtype=torch.float64, requires_grad=False)
-        count = torch.zeros_like(total)
-        for part, share in zip(parts, weights, strict=True):
-            if name in part.tensors:
-                where = _index(plan.axes[name], part.channels, whole.shape)
-                total[where] += share * part.tensors[name].detach().to(total)
-                count[where] += share
-        entries = (total / count.clamp(min=torch.finfo(count.dtype).tiny)).to(whole.dtype)
-        mean[name] = torch.where(count > 0, entries, whole)
-    return mean
-
-
-def _index(axes: Sequence[Axis], channels: Channels, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """The entries of a large tensor that a part holds; trailing dimensions that are whole are left out."""
-    last = max((dim for dim, axis in enumerate(axes) if axis.group in channels), default=-1)
-    entries = [
-        axis.entries(channels[axis.group]) if axis.group in channels else torch.arange(size)
-        for axis, size in zip(axes[: last + 1], shape, strict=False)
-    ]
-    return torch.meshgrid(*entries, indexing="ij") if entries else ()

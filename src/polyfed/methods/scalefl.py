@@ -34,13 +34,14 @@ from polyfed.core.message import Message, get_group
 from polyfed.core.method import Batch, Context, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
-from polyfed.functional.channel_slices import Channels, SlicedModel, first_channels, partial_mean, slice_channels
+from polyfed.functional.channel_slices import Channels, first_channels, slice_channels
 from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.methods.building_blocks import static_batchnorm, sub_models
 from polyfed.methods.building_blocks.early_exits import add_early_exits
 from polyfed.methods.building_blocks.static_batchnorm import STATISTICS
 from polyfed.methods.building_blocks.sub_models import SubModels
 from polyfed.methods.building_blocks.weight_averaging import Weighting
+from polyfed.methods.heterofl import mean_of_holders
 
 _TEMPERATURE = 3.0  # T of the distillation
 _DISTILL_FROM = 0.25  # fraction of the rounds before it
@@ -118,14 +119,13 @@ class ScaleFL(SubModels):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Every entry of w becomes its mean over the clients that hold it; statistics likewise, level by level."""
-        channels_of = {i: self.channels(server, i) for i in uploads}
         if server.exchange == STATISTICS:
-            static_batchnorm.average(server, uploads, {i: self.variant(server, i) for i in uploads}, channels_of)
+            static_batchnorm.average(server, uploads, self.variant, self.channels)
             return
-        parts = [SlicedModel(get_group(message, "model"), channels_of[i]) for i, message in uploads.items()]
+        parts = [(get_group(message, "model"), self.channels(server, i)) for i, message in uploads.items()]
         shares = [server.share(i, self.weighting) for i in uploads]
         whole = get_group(server.state, "model")
-        server.state["model"] = partial_mean(sub_models.plan(server), whole, parts, shares)
+        server.state["model"] = mean_of_holders(sub_models.plan(server), whole, parts, shares)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

@@ -8,7 +8,7 @@ averages them, weighted by batches, for each variant of the network apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.modules import batchnorm_layers, copy_network, load_state, static_statistics
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Members, UploadContext, alike
-from polyfed.functional.channel_slices import Channels, SlicedModel, partial_mean, slice_channels
+from polyfed.functional.channel_slices import Channels, slice_channels
 from polyfed.functional.modes import eval_mode
 from polyfed.methods.building_blocks.channel_groups import channel_plan
 
@@ -54,17 +54,31 @@ def with_statistics(server: Server, variant: str, channels: Channels, w_i: Group
 
 
 def average(
-    server: Server, uploads: Mapping[int, Message], variants: Mapping[int, str], channels_of: Mapping[int, Channels]
+    server: Server,
+    uploads: Mapping[int, Message],
+    variant_of: Callable[[Server, int], str],
+    channels_of: Callable[[Server, int], Channels],
 ) -> None:
-    """Average what clients report, variant by variant, channel by channel; those without any batch report nothing."""
-    reports = {i: message for i, message in uploads.items() if message}
-    for variant in sorted({variants[i] for i in reports}):
-        members = [i for i in reports if variants[i] == variant]
-        parts = [SlicedModel(get_group(reports[i], STATISTICS), channels_of[i]) for i in members]
-        batches = [float(get_tensor(reports[i], "batches")) for i in members]
+    """Average what clients report, weighted by batches, variant by variant; those without any batch report nothing.
+
+    The functions give a client's variant and channels; all clients of a variant have the same.
+    """
+    plan = channel_plan(network(server))
+    variants = {i: variant_of(server, i) for i, message in uploads.items() if message}
+    for variant in sorted(set(variants.values())):
+        members = [i for i in variants if variants[i] == variant]
+        batches = [float(get_tensor(uploads[i], "batches")) for i in members]
+        channels = channels_of(server, members[0])
         key = _key(variant)
         before = get_group(server.state, key) if key in server.state else _initial(server, variant)
-        server.state[key] = partial_mean(channel_plan(network(server)), before, parts, batches)
+        new = {name: t.clone() for name, t in before.items()}
+        for name, whole in new.items():
+            reports = [get_group(uploads[i], STATISTICS)[name].double() for i in members]
+            total = torch.zeros_like(reports[0])
+            for n, report in zip(batches, reports, strict=True):
+                total += n * report
+            whole[plan.entries(name, channels, whole.shape)] = (total / sum(batches)).to(whole.dtype)
+        server.state[key] = new
 
 
 def _key(variant: str) -> str:

@@ -16,10 +16,7 @@ from polyfed.core.method import Context, Exchange, Method, Requirements
 from polyfed.core.modules import float_state, load_state, static_statistics
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import MOST, Entry, Form, as_sent
-from polyfed.functional.channel_slices import (
-    ChannelPlan,
-    first_channels,
-)
+from polyfed.functional.channel_slices import ChannelPlan, first_channels
 from polyfed.methods.building_blocks import static_batchnorm
 from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_model
 from polyfed.methods.building_blocks.static_batchnorm import STATISTICS

@@ -12,7 +12,7 @@ from torch import nn
 
 from polyfed import testing
 from polyfed.core.adapters import adapters_of
-from polyfed.functional.lora import product
+from polyfed.functional.lora import energy_beyond, product
 from polyfed.methods import FedLoRA, fedlora
 from polyfed.models.split import SequentialSplit
 from tests.helpers import oracles
@@ -66,32 +66,28 @@ def test_stacking_adds_the_weighted_sum_of_products_to_everybodys_network() -> N
                 np.testing.assert_allclose(weights[f"{name}.offset"].numpy(), total[name], atol=1e-6)
                 assert torch.equal(weights[f"{name}.weight"], start[f"{name}.weight"])
             assert int(round.up[client]["stacks_added"]) == number - 1
+            assert ("stack" in round.down[client]) == (number > 1)
         for name in LAYERS:
             total[name] = total[name] + mean_update(round, name)
             np.testing.assert_allclose(round.after["sum_of_stacks"][name].numpy(), total[name], atol=1e-6)
     assert all(np.abs(update).max() > 1e-3 for update in total.values())
+    at = worker(fed, 0)
+    method.receive(at, watch.rounds[-1].down[0])
+    assert torch.equal(at.model.state_dict()["head.bias"], watch.rounds[-1].before["head"]["head.bias"])
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_server_joins_what_the_clients_sent(rule: str) -> None:
     for round in rounds(lora_of(rule), members(), rounds=2):
-        sent = {i: adapters_of(up["adapters"], ALPHA) for i, up in round.up.items()}
+        sent = [adapters_of(up["adapters"], ALPHA) for up in round.up.values()]
+        before, after = (adapters_of(state["common"]) for state in (round.before, round.after))
         for name, shape in LAYERS.items():
-            expected = mean_update(round, name)
-            common = adapters_of(round.after["common"])[name]
-            before = adapters_of(round.before["common"])[name]
-            own = [sent[i][name] for i in range(3)]
-            largest = min(4, *shape)
-            if rule == "svd":
-                u, s, v = np.linalg.svd(expected)
-                expected = (u[:, :largest] * s[:largest]) @ v[:largest]
-                np.testing.assert_allclose(product(common).numpy(), expected, atol=1e-5)
-            elif rule == "pad":
-                assert torch.equal(common.b, fedlora.pad(own, COUNTS, before).b)
-            elif rule == "slices":
-                assert torch.equal(common.b, fedlora.slices(own, COUNTS, before).b)
-            assert common.rank == largest
-        assert 0 <= round.record["server"]["energy_beyond_smallest_rank"] <= 1
+            expected = fedlora.RULES[rule]([own[name] for own in sent], COUNTS, before[name])
+            assert torch.equal(after[name].a, expected.a)
+            assert torch.equal(after[name].b, expected.b)
+            assert expected.rank == min(4, *shape)
+        beyond = [energy_beyond(product(adapter), 1) for adapter in after.values()]
+        assert round.record["server"]["energy_beyond_smallest_rank"] == pytest.approx(np.mean(beyond))
         head = sum(n / sum(COUNTS) * up["head"]["head.bias"] for n, up in zip(COUNTS, round.up.values(), strict=True))
         assert torch.allclose(round.after["head"]["head.bias"], head)
 

@@ -157,19 +157,19 @@ def test_a_client_of_another_state_is_another_request(tmp_path: Path) -> None:
 
 
 def test_scores_are_counted_over_rounds_runs_and_restarts(tmp_path: Path) -> None:
-    """As many as two rounds and a final one need: as the client stands, and after receiving. Four were given."""
-    wire, envelope = asked(tmp_path, "score", evaluation={"extra_stages": ["personal"]})
+    """As many as two rounds and a final one need: trained, as the client stands, after receiving. Four were given."""
+    wire, envelope = asked(tmp_path, "score", evaluation={"extra_stages": ["after_training"]})
     answers = [
         wire.ask(FIRST_NODE, told(moved(envelope, 1e-3 * n), round=n % 3, experiment=f"{n:016x}", base=""))
         for n in range(1, 10)
     ]
-    assert [isinstance(answer, Envelope) for answer in answers] == [True] * 2 + [False] * 7
-    assert "at most 6 different requests for scores (answers, in this node's configuration)" in str(answers[-1])
+    assert [isinstance(answer, Envelope) for answer in answers] == [True] * 5 + [False] * 4
+    assert "at most 9 different requests for scores (answers, in this node's configuration)" in str(answers[-1])
     assert isinstance(wire.ask(FIRST_NODE, told(moved(envelope, 1e-3), round=1, base="")), Envelope)
     train = next(one for node, one in wire.sent if node == FIRST_NODE and one.kind == "train")
     done = wire.ask(FIRST_NODE, moved(train, 1e-3))
     assert isinstance(done, Envelope), "the work is wanted, without scores"
-    assert done.facts["kept"] == {}
+    assert done.facts["score"] is None
 
 
 @pytest.mark.parametrize("noise", [{}, NOISY], ids=["plain", "noisy"])

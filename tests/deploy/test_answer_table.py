@@ -82,9 +82,9 @@ def told_of(wire: Listening) -> dict[str, list[tuple[dict[str, Any], int]]]:
     found: dict[str, list[tuple[dict[str, Any], int]]] = {kind: [] for kind in KINDS.values()}
     for _, answer in wire.heard:
         facts = dict(json.loads(json.dumps(answer.facts)))
-        scores = [facts.pop("score", None), facts.pop("kept", {})] if answer.kind == "train" else []
-        if any(scores):
-            found["score"].append(({}, weighed(scores) - 8 * (scores[0] is None)))
+        score = facts.pop("score") if answer.kind == "train" else None
+        if score is not None:
+            found["score"].append(({}, weighed(score)))
         tensors = tensors_of(answer)
         found[answer.kind].append((tensors, weighed(facts) + sum(tensor.nbytes for tensor in tensors.values())))
     return found

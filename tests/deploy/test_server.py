@@ -115,8 +115,7 @@ def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mappi
     wire = Nearby(recipe, tmp_path)
     run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
     same(recipe, run, tmp_path)
-    score = [] if recipe.chosen_method.evaluation_stage != "received" else ["score"] * 3
-    assert wire.kinds() == ["hello"] * 3 + (["train"] * 3 + score) * 2 + ["finish"] * 3
+    assert wire.kinds() == ["hello"] * 3 + (["train"] * 3 + ["score"] * 3) * 2 + ["finish"] * 3
 
 
 @pytest.mark.parametrize(

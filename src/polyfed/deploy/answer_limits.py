@@ -172,20 +172,13 @@ class AnswerLimits:
         return self.runs * per_round * (len(evaluated) + len(lengths))
 
 
-def scores_with_job(recipe: Recipe, task: TaskRequest) -> tuple[bool, list[str]]:
-    """What the recipe scores with the job that is asked for: whether the client is scored right after local training;
-    the parts of its data by which it is scored as it stands after the job.
-    """
-    method = recipe.chosen_method
-    stages = recipe.evaluation.stages(method.evaluation_stage)
-    if not recipe.evaluation.is_due(task.round, recipe.training.rounds, task.is_final):
-        return False, []
+def scores_with_job(recipe: Recipe, task: TaskRequest) -> bool:
+    """Whether the recipe scores the client right after the local training of the job that is asked for."""
+    method, evaluation = recipe.chosen_method, recipe.evaluation
     exchanges = method.final_exchanges() if task.is_final else method.exchanges(task.round)
-    parts = []
-    if task.exchange_index == len(exchanges) - 1:
-        parts += ["test"] if "personal" in stages else []
-        parts += ["validation"] if stages[0] != "received" else []
-    return exchanges[task.exchange_index].trains and "after_training" in stages, parts
+    is_due = evaluation.is_due(task.round, recipe.training.rounds, task.is_final)
+    is_asked = "after_training" in evaluation.stages(method.evaluation_stage)
+    return is_due and is_asked and exchanges[task.exchange_index].trains
 
 
 def _when(task: TaskRequest) -> str:

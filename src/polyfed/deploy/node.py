@@ -107,12 +107,11 @@ class Node:
                 return NodeSum(self.recipe, self._config, task, limits).answer(envelope.kind)
             turn.check_variant()
             turn.take_up()
-            at_once, parts = scores_with_job(self.recipe, task) if envelope.kind == "train" else (False, [])
-            if not limits.count(envelope.kind, task, turn.request(envelope), at_once or bool(parts)):
-                at_once, parts = False, []
+            is_scored = envelope.kind == "train" and scores_with_job(self.recipe, task)
+            is_scored = limits.count(envelope.kind, task, turn.request(envelope), is_scored)
             message = read_message(envelope.body) if envelope.body else None
             if envelope.kind == "train":
-                return turn.train(message or {}, at_once, parts, limits)
+                return turn.train(message or {}, is_scored, limits)
             if envelope.kind == "score":
                 scores = turn.scores(message, task.parts)
                 return Envelope("score", {part: score_to_json(score) for part, score in scores.items()})
@@ -269,10 +268,10 @@ class NodeTask:
                 where = f"client {client.id} ('{client.architecture}')"
                 raise RunError(f"{where}: the state on its disk is not of this network: {error}") from None
 
-    def train(self, message: Message, is_scored_at_once: bool, parts: Sequence[str], limits: AnswerLimits) -> Envelope:
+    def train(self, message: Message, is_scored: bool, limits: AnswerLimits) -> Envelope:
         """One job, as a worker does it; the client's new state is on the disk before the answer leaves.
 
-        is_scored_at_once, parts: see `scores_with_job`. limits: raise where the upload must not leave.
+        is_scored: right after local training. limits: raise where the upload must not leave.
         """
         task, client, method = self.task, self.client, self._method
         if not task.is_final:  # which may begin from the best round; a longer run then goes on from the last one
@@ -282,7 +281,7 @@ class NodeTask:
             client,
             message,
             **task.model_dump(include=JOB_FACTS),
-            scores=is_scored_at_once,
+            scores=is_scored,
             figures=self._figures,
         )
         with keep_global_rng():
@@ -294,13 +293,11 @@ class NodeTask:
         elif ADDENDS in upload:  # there is no sum that they could be part of
             upload = {name: value for name, value in upload.items() if name != ADDENDS}
         new = done.counts and done.weights is not client.weights
-        kept: Scores = {}
         if done.counts:
             client.weights, client.state = done.weights, done.state
             row = client_row(client)
             snapshot = ClientSnapshot("" if row is None else row.variant, row, client.state, self._data)
             self._checkpoints.write(checkpoint_id(task.round, task.exchange_index), snapshot, (task.base, task.best))
-            kept = self.scores(None, parts)
         result = TaskResult(
             steps=done.trained.steps,
             samples=done.trained.samples,
@@ -309,7 +306,6 @@ class NodeTask:
             refused=done.refused,
             new=new,
             score=None if done.score is None else score_to_json(done.score),
-            kept={part: score_to_json(score) for part, score in kept.items()},
         )
         return Envelope("train", result.model_dump(), encode(upload))
 

@@ -50,8 +50,8 @@ _BEST = "best"
 class NodeExecutor(Executor):
     """The executor of a deployed federation: every job is an envelope to a node.
 
-    A round is one exchange, with the scores of personal models in the same answer. Scores after receiving a message
-    need another exchange, in rounds that are evaluated. unseen: networks that only nodes have.
+    Scores need an envelope of their own, in rounds that are evaluated, but for those right after local training.
+    unseen: networks that only nodes have.
     """
 
     def __init__(self, federation: Federation, unseen: Collection[str], registry: NodeRegistry) -> None:
@@ -66,7 +66,6 @@ class NodeExecutor(Executor):
         self._registry = registry
         chosen = federation.model_factory.chosen
         self._facts = {**registry.task_facts(), "auxiliary_model": "" if chosen is None else chosen.network}
-        self._kept: dict[int, tuple[str, Scores]] = {}  # client -> mark and scores of its last answer to a job
         self._sum: ServerSum | None = None  # of the present exchange
         self._sent: Message = {}  # to one of its clients
         self._unread: dict[int, int] = {}  # client -> last round without a readable answer
@@ -121,17 +120,12 @@ class NodeExecutor(Executor):
 
     def score(self, jobs: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`."""
-        known = [None if job.message is not None else self._recall(job) for job in jobs]
-        asked = [job for job, scores in zip(jobs, known, strict=True) if scores is None]
-        envelopes = {}
-        for job in asked:
+        sent = []
+        for job in jobs:
             facts = {"round": job.round, "variant": job.variant, "base": _held(job.client), "parts": list(job.parts)}
-            envelopes[job.client.id] = self._request("score", facts, job.message)
-        answers = self._ask(envelopes)
-        return [
-            scores if scores is not None else self._scores(job, answers[job.client.id])
-            for job, scores in zip(jobs, known, strict=True)
-        ]
+            sent.append((self._registry.node_of.get(job.client.id), self._request("score", facts, job.message)))
+        answers = self._registry.request(sent) if sent else []
+        return [self._scores(job, answer) for job, answer in zip(jobs, answers, strict=True)]
 
     def silent(self) -> set[int]:
         """Clients whose nodes are offline, or gave no readable answer in this round."""
@@ -215,12 +209,6 @@ class NodeExecutor(Executor):
             return {_BEST: held}
         return {_BEST: client.state[_BEST]} if _BEST in client.state else {}
 
-    def _recall(self, job: EvalJob) -> Scores | None:
-        """The scores of the client's last answer, if they are all there."""
-        at, kept = self._kept.get(job.client.id, ("", {}))
-        known = at == _held(job.client) and all(part in kept for part in job.parts)
-        return {part: kept[part] for part in job.parts} if known else None
-
     # answers --------------------------------------------------------------------------------------------------------
 
     def _scores(self, job: EvalJob, answer: Answer) -> Scores:
@@ -275,11 +263,9 @@ class NodeExecutor(Executor):
         report = parse(TaskResult, facts)
         refused = report.refused or self._excess(report)
         score = None if report.score is None else self._score(report.score, client, "test")
-        kept = {part: self._score(counts, client, part) for part, counts in report.kept.items()}
         weights = client.weights
-        if refused is None:
-            self._kept[client.id] = (checkpoint_id(job.round, job.exchange_index), kept)
-            weights = self.federation.store.allocate(client.architecture, job.variant) if report.new else weights
+        if refused is None and report.new:
+            weights = self.federation.store.allocate(client.architecture, job.variant)
         return JobResult(
             client.id,
             message,

@@ -137,7 +137,7 @@ class ClientHello(Settings):
 
 
 class TaskResult(Settings):
-    """The result of a job: see `executors.JobResult`. new: whether the client has new weights. kept: scores then."""
+    """The result of a job: see `executors.JobResult`. new: whether the client has new weights."""
 
     steps: Count
     samples: Count
@@ -146,7 +146,6 @@ class TaskResult(Settings):
     refused: _Text | None
     new: bool
     score: dict[str, Any] | None
-    kept: dict[_Part, dict[str, Any]]
 
 
 _Facts = TypeVar("_Facts", bound=Settings)

@@ -368,12 +368,6 @@ def test_what_draws_in_eval_mode_is_refused(layer: Callable[[Tensor], Tensor], p
         pf.Federation([client], pf.methods.Local(), pf.Training(rounds=1))
 
 
-@pytest.mark.parametrize("give", [half_later, lambda steps, x: x * (2.0 if steps > 1e5 else 1.0)])
-def test_what_depends_on_a_counter_is_refused_however_late(give: Callable[[Any, Tensor], Tensor]) -> None:
-    with pytest.raises(ConfigError, match=r"client 0 \('Sequential'\): .*register_buffer"):
-        federation_state(Kept(0, lambda steps, x: steps + 1, give))
-
-
 @pytest.mark.parametrize(
     "layer",
     [

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from polyfed.core.message import Group
-from polyfed.core.modules import HEAD, as_split_model, copy_network, float_state
+from polyfed.core.modules import HEAD, float_state
 from polyfed.core.upload_forms import Members, UploadContext, alike
 from polyfed.errors import ConfigError
-from polyfed.functional.lora import Adapter, product
+from polyfed.functional.lora import Adapter
 from polyfed.models.split import SplitModel
 
 A, B = "lora_a", "lora_b"  # names of an adapter's tensors within its layer
@@ -166,25 +165,3 @@ def adapters_of(group: Group, alpha: float | None = None) -> dict[str, Adapter]:
         if kind == A:
             found[name] = Adapter(a, group[f"{name}.{B}"], 1.0 if alpha is None else alpha / len(a))
     return found
-
-
-def merge_adapters(network: nn.Module) -> nn.Module:
-    """A copy with plain linear layers of weight W + offset + s B A: the network as it was before it had adapters."""
-    model = as_split_model(copy_network(network))
-    merged: dict[nn.Module, nn.Linear] = {}
-    for layer in adapted_layers(model).values():
-        merged[layer] = _plain(layer)
-    layers = {name: merged[part] for name, part in model.named_modules(remove_duplicate=False) if part in merged}
-    return model.with_layers(layers)
-
-
-def _plain(layer: AdaptedLinear) -> nn.Linear:
-    """The layer without an adapter, which computes the same."""
-    place: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
-    plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, **place)
-    with torch.no_grad():
-        offset = 0.0 if layer.offset is None else layer.offset
-        plain.weight.copy_(layer.weight + offset + product(layer.adapter))
-        if layer.bias is not None:
-            plain.bias.copy_(layer.bias)
-    return plain

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Union
+from typing import Any, NamedTuple, Union
 
 import torch
 from torch import Tensor
@@ -25,18 +25,10 @@ FLOATS = (torch.float32,)
 MOST = 2**40  # largest single number: steps, parameters
 
 
-class Variants(Protocol):
-    """What a form asks of a method, beside its hyperparameters."""
-
-    def variant(self, server: Server, client_id: int) -> str:
-        """Which of an architecture's networks a client trains."""
-        ...
-
-
 class UploadContext(NamedTuple):
-    """What the server knows of an upload before it comes. method: that it is for. sent: what the client was sent."""
+    """What the server knows of an upload before it comes. method: a `Method`. sent: what the client was sent."""
 
-    method: Variants
+    method: Any
     server: Server
     client_id: int
     sent: Message

@@ -24,7 +24,6 @@ _BATCHES = 8  # batches before the compared one: more than short windows and war
 _CLOSE = {"cpu": 1e-6}  # rounding, as a share of the largest entry, by type of device
 _ELSEWHERE = 1e-4  # where sums may be taken in any order
 _STATELESS = ("torch.nn.", "polyfed.")  # whose layers have all their state in state_dict()
-_LATER = [10**power for power in range(1, 7)]  # what a counter may come to
 
 Outputs = list[dict[str, Tensor]]  # in eval and in training mode: "" the scores, buffers by name
 
@@ -66,8 +65,7 @@ def check_parts(client: Client, model: SplitModel) -> None:
 def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Module]) -> None:
     """Check that what a network gives depends on its inputs and its ``state_dict()`` alone, not on earlier batches.
 
-    Numbers that its layers count are also set far ahead, to what they come to in a long run. A forward that fails is
-    another trial's business.
+    A forward that fails is another trial's business.
 
     Args:
         template: what the client trains. build: makes the client's own network, every time the same.
@@ -86,7 +84,6 @@ def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Modu
     start = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     try:
         expected = _outputs(network, start, x)
-        before = _numbers(network)
         for _ in range(_BATCHES):
             _outputs(network, start, other)
     except Exception:  # in the forward of a new network
@@ -98,16 +95,6 @@ def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Modu
             "self.register_buffer('mean', torch.zeros(...)), and draw from PyTorch's own generator, as torch.rand(...) "
             "does"
         )
-    counted = [(place, value) for place, value in _numbers(network).items() if value != before.get(place)]
-    for (layer, key), value in counted:
-        for later in _LATER:
-            setattr(layer, key, type(value)(later))
-            if not _gives(network, start, x, expected):
-                raise ConfigError(
-                    f"{client.title_with_network}: its network counts '{key}' from batch to batch outside of "
-                    "state_dict(), where no client would own or save it, and what it gives depends on that; make it a "
-                    f"buffer that forward writes into: self.register_buffer('{key}', torch.zeros(...))"
-                )
 
 
 def compute_alike(one: nn.Module, other: nn.Module, client: Client, who: str) -> bool:
@@ -130,16 +117,6 @@ def _is_stateless(layer: nn.Module) -> bool:
     kinds = [kind for kind in type(layer).__mro__ if issubclass(kind, nn.Module)]
     known = all(kind.__module__.startswith(_STATELESS) for kind in kinds)
     return known and not layer._forward_hooks and not layer._forward_pre_hooks
-
-
-def _numbers(network: nn.Module) -> dict[tuple[nn.Module, str], float]:
-    """The numbers among the layers' attributes, by layer and name."""
-    return {
-        (layer, key): value
-        for layer in network.modules()
-        for key, value in vars(layer).items()
-        if type(value) in (int, float)
-    }
 
 
 def _outputs(network: nn.Module, start: Mapping[str, Tensor], x: Tensor) -> Outputs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch import nn
 from polyfed.core.settings import Keep
 from polyfed.engine.device import device_name
 from polyfed.engine.evaluation import not_evaluated
-from polyfed.records.main_score import RMSE, main_score_of
+from polyfed.records.main_score import main_score_of
 from polyfed.records.schema import RunResult, in_order
 from polyfed.units import human_count
 from polyfed.version import __version__
@@ -68,7 +67,6 @@ class ClientModels(Mapping[int, nn.Module]):
         return len(self._present)
 
 
-_LOST_ERROR = 100  # squared error of standardized numbers; predicting their mean has 1
 _LOST_LOSS = 1e3  # far above that of guessing, log C, 14 among a million classes
 # how the reasons begin for which what is not finite is refused
 _DIVERGED = ("the training loss is ", "the model is not finite", "the upload is not finite")
@@ -220,14 +218,13 @@ def _sums_where_known(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _nothing_learnt(records: Sequence[Mapping[str, Any]]) -> str | None:
     """A line for a run in which nobody has learnt anything.
 
-    Their work was refused, in all or most rounds, or all dropped out, in all; or numbers are predicted far worse than
-    by their mean.
+    Their work was refused, in all or most rounds, or all dropped out, in all.
     """
     refused = [entry for record in records for entry in record["refused"]]
     lost = [record for record in records if _is_lost(record)]
     is_all = len(lost) == len(records) and (refused or any(record.get("dropped") for record in records))
     if not is_all and 2 * sum(bool(record["refused"]) for record in lost) <= len(records):
-        return _diverged(records)
+        return None
     rounds = sum(not record["final_round"] for record in records)
     where = "in the only round" if rounds == 1 else f"in each of {rounds} rounds"
     where = where if is_all else f"in {len(lost)} of {len(records)} rounds"
@@ -242,24 +239,6 @@ def _nothing_learnt(records: Sequence[Mapping[str, Any]]) -> str | None:
         lr = max(record["lr"] for record in records)
         hint = f"training diverges: try a lower training.lr than {lr:g}, or clip gradients with privacy.max_grad_norm"
     return f"nothing was learnt: {where} {why} ({len(refused)} refused: {reasons[0]}, ...); {hint}"
-
-
-def _diverged(records: Sequence[Mapping[str, Any]]) -> str | None:
-    """A line for a run after which the mean predicts all clients' numbers far better than their networks do.
-
-    In training, too: test rows may be few, and hardly vary.
-    """
-    trained = [record for record in records if record["train_loss"] is not None]
-    if not trained or RMSE.name not in records[-1] or not trained[-1]["train_loss"] > _LOST_ERROR:
-        return None
-    r2 = next((of_stage["r2"]["max"] for of_stage in records[-1]["metrics"].values() if "r2" in of_stage), -math.inf)
-    if 1 - r2 < _LOST_ERROR:
-        return None
-    return (
-        f"nothing was learnt: the training loss of numbers is {trained[-1]['train_loss']:.3g}, where predicting their "
-        f"mean has 1; training diverges: try a lower training.lr than {trained[-1]['lr']:g}, standardize the inputs, "
-        "or clip gradients with privacy.max_grad_norm"
-    )
 
 
 def _is_lost(record: Mapping[str, Any]) -> bool:

@@ -63,23 +63,3 @@ def test_the_same_in_fewer_operations(function: Callable[..., Tensor], given: tu
     found, after = computed(function, given, FewerKernels())
     torch.testing.assert_close(found, plain)
     assert (after < before) is fewer
-
-
-@pytest.mark.parametrize(
-    ("function", "given"),
-    [
-        (F.linear, (X, WEIGHT, BIAS)),
-        (F.linear, (X, WEIGHT)),
-        (F.linear, (TOKENS, WEIGHT, BIAS)),
-        (F.conv2d, (IMAGES, FILTERS, BIAS)),
-        (lambda x, w, b: F.conv2d(x, w, bias=b, padding=1), (IMAGES, FILTERS, BIAS)),
-    ],
-)
-def test_bfloat16_is_that_of_one_after_the_other(function: Callable[..., Tensor], given: tuple[Tensor, ...]) -> None:
-    """By itself vmap would compute all but the second in float32."""
-    with torch.autocast("cpu", torch.bfloat16):
-        alone = torch.stack([function(*one) for one in zip(*given, strict=True)])
-        with FewerKernels():
-            found = torch.func.vmap(function)(*given)
-    assert found.dtype == alone.dtype == torch.bfloat16
-    torch.testing.assert_close(found, alone, rtol=0.02, atol=0.05)

@@ -161,18 +161,7 @@ class ClientWork:
             raise placed(error, self.client, self.stage, self.job.round) from error
 
     def _fault(self, weights: Mapping[str, Tensor]) -> str | None:
-        """Why the client's work counts for nothing, if it does.
-
-        Raises:
-            RunError: the forward has changed a tensor's shape, which it may only do late.
-        """
-        for name, tensor in weights.items():
-            before = self._before[name].shape
-            if tensor.shape != before:
-                raise RunError(
-                    f"the network's forward has turned the buffer '{name}' from {tuple(before)} into "
-                    f"{tuple(tensor.shape)}; give it its full size in __init__"
-                )
+        """Why the client's work counts for nothing, if it does."""
         if self.job.exchange.trains and self.trained.steps == 0:
             frozen = not any(p.requires_grad for p in self.client.model.parameters())
             return "no training step: " + (

@@ -422,8 +422,7 @@ class RunResult(ScoredRecord):
         None,
         description="null, or a line that says why and what to try: uploads were rejected, and in most rounds either "
         "no client's training counted, or most clients were rejected and the others' mean training loss was beyond "
-        "1000; or all dropped out in every round; or numbers are predicted far worse than by their mean, in training "
-        "(squared error above 100 of their variance) and in tests (R2 below -99 at every client)",
+        "1000; or all dropped out in every round",
     )
     samples: IfPresent[Count] = Field(None, description="training samples processed")
     seconds: IfPresent[Number] = Field(None, description="wall-clock time of all rounds")

@@ -86,8 +86,7 @@ def damage_is_seen(folder: Path, count: int) -> None:
     assert found(folder) == (4, [])
     r = random.Random(0)
     names = sorted(path.name for path in (folder / "checkpoint" / "round-000004").iterdir())
-    tensors = (f"{part}.safetensors" for part in ("states", "weights"))
-    assert names == sorted(["index.json", *tensors])
+    assert names == ["index.json", "states.safetensors"]
     for name in names:
         path = folder / "checkpoint" / "round-000004" / name
         whole = path.read_bytes()
@@ -175,7 +174,7 @@ def same_after_resuming(out: Path, straight: Federation) -> None:
     assert records(straight) == records(again)
 
 
-@pytest.mark.parametrize("call", [4, *(pytest.param(call, marks=pytest.mark.slow) for call in (1, 9))])
+@pytest.mark.parametrize("call", [4, *(pytest.param(call, marks=pytest.mark.slow) for call in (1, 6))])
 def test_no_space_left_while_a_checkpoint_is_written(
     call: int, tmp_path: Path, straight: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

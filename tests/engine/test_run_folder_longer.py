@@ -261,7 +261,7 @@ def test_a_damaged_checkpoint_of_the_best_round_is_no_silent_loss(tmp_path: Path
 
     with pytest.raises(RunInterrupted):
         pf.run(recipe_kept(), out=tmp_path / "run", loggers=[Interrupt(best + 1)])
-    (tmp_path / "run/checkpoint" / f"round-{best:06d}" / "weights.safetensors").write_bytes(b"")
+    (tmp_path / "run/checkpoint" / f"round-{best:06d}" / "states.safetensors").write_bytes(b"")
     says = rf"round-{best + 1:06d} is damaged \(that of the best round before it, {best}, is damaged\)"
     with pytest.warns(UserWarning, match=says), pytest.raises(ConfigError, match=r"are damaged; start again"):
         pf.run(recipe_kept(), out=tmp_path / "run", resume=True)

@@ -1,4 +1,4 @@
-"""The clients' rows: what lies where, who may write, when a place is free, and what a checkpoint makes of them."""
+"""The clients' weights: what is kept, where, who may write, and what a checkpoint makes of them."""
 
 from __future__ import annotations
 
@@ -57,51 +57,37 @@ def alike(row: Any, tensors: dict[str, Tensor]) -> bool:
     )
 
 
-# a row ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_row_reads_like_the_weights_that_it_was_given() -> None:
-    rows = made()
+def test_what_is_kept_are_copies_of_the_very_numbers() -> None:
     weights = drawn("tied", 3)
     weights["norm.running_mean"] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45, 2.0])
-    row = rows.store(0, "tied", "", weights)
-    assert all(torch.equal(row[name].nan_to_num(), tensor.nan_to_num()) for name, tensor in weights.items())
-    bits = row["norm.running_mean"].view(torch.int32)
+    kept = made().restore(0, "tied", "", weights)
+    assert all(torch.equal(kept[name].nan_to_num(), tensor.nan_to_num()) for name, tensor in weights.items())
+    bits = kept["norm.running_mean"].view(torch.int32)
     assert torch.equal(bits, weights["norm.running_mean"].view(torch.int32))
-    assert row["conv.weight"].stride() == Tied().conv.weight.stride()
-    assert row["first.weight"].data_ptr() == row["second.weight"].data_ptr()
-    assert row["short"] is row["short"], "a score is known by its tensors"
+    assert kept["conv.weight"].is_contiguous()
+    assert kept["short"] is kept["short"], "a score is known by its tensors"
+    assert kept.is_intact
+    kept["short"].zero_()
+    assert not kept.is_intact
+    assert weights["short"].any()
 
 
-def test_only_the_networks_own_tensors_go_in() -> None:
-    rows, weights = made(), drawn("plain", 1)
+def test_only_the_networks_own_tensors_are_kept() -> None:
+    store, weights = made(), drawn("plain", 1)
     with pytest.raises(ValueError, match="expected the tensors of 'plain', but only one side has 'bias'"):
-        rows.allocate("plain").write({"weight": weights["weight"]})
+        store.keep("plain", "", {"weight": weights["weight"]})
     with pytest.raises(ValueError, match=r"expected shape \(3,\) for 'bias', got \(1,\)"):
-        rows.allocate("plain").write({**weights, "bias": torch.ones(1)})
+        store.keep("plain", "", {**weights, "bias": torch.ones(1)})
     with pytest.raises(ValueError, match=r"expected torch.float32 for 'bias', got torch.float64"):
-        rows.store(1, "plain", "", {**weights, "bias": weights["bias"].double()})
+        store.keep("plain", "", {**weights, "bias": weights["bias"].double()})
     with pytest.raises(ValueError, match="expected weights of clients 0 to 3, got client 4's"):
-        rows.store(4, "plain", "", weights)
+        store.restore(4, "plain", "", weights)
     with pytest.raises(ValueError, match="expected 'tied' as client 2's network, got 'plain'"):
-        rows.store(2, "plain", "", weights)
-
-
-# places -----------------------------------------------------------------------------------------------------------
-
-
-def test_rows_are_apart_and_live_as_long_as_somebody_looks() -> None:
-    rows = made()
-    held = {seed: rows.store(0, "tied", "", drawn("tied", seed)) for seed in range(9)}
-    tensor = held.pop(4)["first.weight"][2:]
-    kept = tensor.clone()
-    held |= {seed: rows.store(0, "tied", "", drawn("tied", seed)) for seed in range(20, 26)}
-    assert torch.equal(tensor, kept)
-    assert all(alike(row, drawn("tied", seed)) for seed, row in held.items())
+        store.restore(2, "plain", "", weights)
 
 
 @pytest.mark.parametrize(("times", "stays"), [(10, True), (9, False)])
-def test_rows_lie_on_a_gpu_that_has_ten_times_their_room(
+def test_weights_lie_on_a_gpu_that_has_ten_times_their_room(
     times: int, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factory = networks()
@@ -127,22 +113,21 @@ def test_weights_are_replaced_and_never_written_into() -> None:
     fed.run()
     assert len(held) == 24
     assert all(alike(row, before) for row, before in held)
-    assert len({row.bytes.data_ptr() for row, _ in held}) == 24, "a place is not used again as long as somebody looks"
 
 
 def test_who_is_given_other_weights_is_told() -> None:
     fed = ConformanceKit(method=FedAvg()).usual.federation(FedAvg(), Training(rounds=1, batch_size=8))
     fed.clients[2].weights = {}
-    with pytest.raises(RunError, match="expected a row of the store as client 2's weights, got dict"):
+    with pytest.raises(RunError, match="expected weights of the store as client 2's, got dict"):
         take_snapshot(fed)
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def snapshot(rows: WeightStore, number: int = 1) -> Snapshot:
+def snapshot(store: WeightStore, number: int = 1) -> Snapshot:
     names = ["tied", "plain", "tied", "plain"]
-    weights = {i: rows.store(i, name, "", drawn(name, i)) for i, name in enumerate(names) if i != 3}
+    weights = {i: store.restore(i, name, "", drawn(name, i)) for i, name in enumerate(names) if i != 3}
     return Snapshot(number, {}, {**weights, 3: None}, {i: {} for i in range(4)})
 
 

@@ -49,7 +49,7 @@ from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Scores, make_job
 from polyfed.engine.model_export import at_work, model_entry, parts_of
 from polyfed.engine.run_folder import RunFolder, first_difference
 from polyfed.engine.scoring import ScoreCache, score_to_json
-from polyfed.engine.weight_store import WeightStore, client_row
+from polyfed.engine.weight_store import WeightStore, kept_weights
 from polyfed.engine.wire import encode
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import (
@@ -263,7 +263,7 @@ class NodeTask:
         client.state = kept.state
         if kept.weights is not None:
             try:
-                client.weights = self._store.store(0, client.architecture, kept.variant, kept.weights)
+                client.weights = self._store.restore(0, client.architecture, kept.variant, kept.weights)
             except (ValueError, KeyError) as error:
                 where = f"client {client.id} ('{client.architecture}')"
                 raise RunError(f"{where}: the state on its disk is not of this network: {error}") from None
@@ -295,8 +295,8 @@ class NodeTask:
         new = done.counts and done.weights is not client.weights
         if done.counts:
             client.weights, client.state = done.weights, done.state
-            row = client_row(client)
-            snapshot = ClientSnapshot("" if row is None else row.variant, row, client.state, self._data)
+            own = kept_weights(client)
+            snapshot = ClientSnapshot("" if own is None else own.variant, own, client.state, self._data)
             self._checkpoints.write(checkpoint_id(task.round, task.exchange_index), snapshot, (task.base, task.best))
         result = TaskResult(
             steps=done.trained.steps,

@@ -265,7 +265,7 @@ class NodeExecutor(Executor):
         score = None if report.score is None else self._score(report.score, client, "test")
         weights = client.weights
         if refused is None and report.new:
-            weights = self.federation.store.allocate(client.architecture, job.variant)
+            weights = self.federation.store.keep(client.architecture, job.variant, {})
         return JobResult(
             client.id,
             message,

@@ -1,7 +1,7 @@
 """The server of a deployed federation: the engine's own round loop, with nodes for workers.
 
-Clients' weights, states and data are with their nodes; the server holds rows and samples of their number and kind, and
-nothing else. A mark in the client's state names the node's state that last counted, so that undoing a round,
+Clients' weights, states and data are with their nodes; the server holds samples of their number and kind, and nothing
+else. A mark in the client's state names the node's state that last counted, so that undoing a round,
 checkpoints and resuming work as in any run.
 """
 
@@ -32,7 +32,7 @@ from polyfed.engine.method_wrappers import preview
 from polyfed.engine.model_export import clients_with_models, entry_of
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Execution, Output, Task
-from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
+from polyfed.engine.weight_store import ClientWeights, WeightStore
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import auxiliary_candidates, network_builder
 from polyfed.experiments.data_cache import DataCache
@@ -126,7 +126,7 @@ class DeployedFederation(Federation):
         _check_hellos(self, dict(enumerate(hellos)))
 
     def _make_store(self) -> WeightStore:
-        """Rows without weights, which are with the nodes."""
+        """No weights, which are with the nodes."""
         return RemoteStore(self.model_factory, [client.architecture for client in self.clients])
 
     def _make_executor(self) -> Executor:
@@ -204,16 +204,11 @@ def _check_hellos(federation: DeployedFederation, hellos: Mapping[int, ClientHel
 
 
 class RemoteStore(WeightStore):
-    """A store of empty rows that name their network: the weights are with the nodes."""
+    """A store of nothing but networks' names: the weights are with the nodes."""
 
-    def layout(self, architecture: str, variant: str = "") -> RowLayout:
-        """See `WeightStore`; an empty one."""
-        return RowLayout({})
-
-    def allocate(self, architecture: str, variant: str = "") -> WeightRow:
-        """See `WeightStore`; nothing can be written into it."""
-        layout = self.layout(architecture, variant)
-        return WeightRow(architecture, variant, layout, torch.zeros(layout.nbytes, dtype=torch.uint8))
+    def keep(self, architecture: str, variant: str, tensors: Mapping[str, Tensor]) -> ClientWeights:
+        """See `WeightStore`."""
+        return ClientWeights(architecture, variant, {})
 
 
 class PlaceholderModel(SplitModel):

@@ -1,12 +1,9 @@
 """Checkpoints: the whole state of a federation after a round, verified by checksum when it is read; and which are kept.
 
-`checkpoint/round-000010/` holds `weights.safetensors`, the rows of the clients' weights; `states.safetensors`, the
-states of server and clients, and work that is under way (`engine.wire`); and `index.json`, which has the others'
-checksums and its own. It appears by one rename. The last two are kept, and that of the best round where its models are
-wanted: if the newest is damaged, or the records up to its round are, the one before it is used, with a warning.
-
-Rows are written and read one by one, an entry of bytes for each client; of which network they are, and what lies where
-in them, is in the metadata.
+`checkpoint/round-000010/` holds `states.safetensors`, the states of server and clients, their weights, and work that is
+under way (`engine.wire`); and `index.json`, which has its checksum and its own. It appears by one rename. The last two
+are kept, and that of the best round where its models are wanted: if the newest is damaged, or the records up to its
+round are, the one before it is used, with a warning.
 """
 
 from __future__ import annotations
@@ -27,30 +24,30 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from polyfed.core.message import flatten
+from polyfed.core.message import clone
 from polyfed.core.method import Method
 from polyfed.engine.plugin import Setup
 from polyfed.engine.run import best_record, early_stop_round, is_best_wanted
 from polyfed.engine.run_facts import made_of, result_of
 from polyfed.engine.run_folder import RunFolder, explain_disk_errors
 from polyfed.engine.snapshot import Snapshot, restore, take_snapshot
-from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
-from polyfed.engine.wire import decode, split
+from polyfed.engine.weight_store import ClientWeights, WeightStore
+from polyfed.engine.wire import read as read_value
+from polyfed.engine.wire import split
 from polyfed.engine.work_in_flight import describe
 from polyfed.engine.work_in_flight import restore as restore_work
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.records.fields import validated
 from polyfed.records.main_score import main_score_of
-from polyfed.records.read import parse_json, seal, sync_folder, unseal
+from polyfed.records.read import seal, sync_folder, unseal
 from polyfed.records.schema import MadeOf, RunResult
 
-States = dict[str, Any]  # of the "server", of "clients" by number, and "work" under way, as a checkpoint stores them
+# of the "server", of "clients" by number, "work" under way, and "weights" by number, as a checkpoint stores them
+States = dict[str, Any]
 Forget = Callable[[States], States]
 
 KEPT = 2
-_WEIGHTS = "weights.safetensors"
 _STATES = "states.safetensors"
-_ROWS = "rows"  # the metadata's only entry
 _NEW = ".new"  # ends the name of a checkpoint that is to replace one
 
 # what may come of files that were written by somebody else, with checksums that fit
@@ -241,20 +238,14 @@ def write(
 
 def _fill(temporary: Path, snapshot: Snapshot, made_of: Mapping[str, Any], forget: Forget) -> None:
     temporary.mkdir(parents=True)
-    states = {"server": snapshot.server, "clients": snapshot.states, "work": describe(snapshot.work)}
-    rows = {number: row for number, row in snapshot.weights.items() if row is not None}
-    networks: dict[tuple[str, str], dict[str, Any]] = {}
-    for number, row in rows.items():
-        about = {"architecture": row.architecture, "variant": row.variant, "clients": []}
-        key = (row.architecture, row.variant)
-        networks.setdefault(key, {**about, "tensors": row.layout.described()})["clients"].append(number)
-    metadata = {_ROWS: json.dumps(list(networks.values()))}
-    tensors = {str(number): row.bytes for number, row in rows.items()}
-    sums = {
-        _WEIGHTS: write_whole(temporary / _WEIGHTS, _safetensors(tensors, metadata)),
-        _STATES: write_whole(temporary / _STATES, _safetensors(*split(forget(states)))),
+    held = {number: own for number, own in snapshot.weights.items() if own is not None}
+    states = {
+        "server": snapshot.server,
+        "clients": snapshot.states,
+        "work": describe(snapshot.work),
+        "weights": {number: [own.architecture, own.variant, own.there] for number, own in held.items()},
     }
-    _write_index(temporary, {"round": snapshot.round, "made_of": made_of, "sha256": sums})
+    _write_files(temporary, forget(states), {"round": snapshot.round, "made_of": made_of})
 
 
 def newest(folder: Path, expect: Callable[[int], object], before: int | None = None) -> Path | None:
@@ -294,22 +285,16 @@ def read(path: Path, clients: int, store: WeightStore, forget: Forget) -> Snapsh
     Raises:
         ConfigError: it is of other clients or networks.
     """
-    rows: dict[int, WeightRow | None] = dict.fromkeys(range(clients))
+    weights: dict[int, ClientWeights | None] = dict.fromkeys(range(clients))
     try:
         stored = forget(_stored(path))
-        states = {i: stored["clients"].get(str(i), {}) for i in range(clients)}
-        for state in (stored["server"], *states.values()):
-            flatten(state)  # fails where it is none
-        with safetensors.safe_open(path / _WEIGHTS, "pt") as file:
-            for about in parse_json(file.metadata()[_ROWS].encode()):
-                layout = RowLayout.read(about["tensors"])
-                for number in about["clients"]:
-                    tensors = layout.views(file.get_tensor(str(number)).clone())
-                    rows[number] = store.store(number, about["architecture"], about["variant"], tensors)
+        server = clone(stored["server"])
+        states = {i: clone(stored["clients"].get(str(i), {})) for i in range(clients)}
+        weights |= {int(number): store.restore(int(number), *own) for number, own in stored["weights"].items()}
         work = restore_work(stored["work"], store)
     except _DAMAGE as error:
         raise ConfigError(f"{path} does not fit this federation: {error}; start again with --overwrite") from None
-    return Snapshot(int(path.name.rpartition("-")[2]), stored["server"], rows, states, work)
+    return Snapshot(int(path.name.rpartition("-")[2]), server, weights, states, work)
 
 
 def began_with(folder: RunFolder) -> MadeOf:
@@ -368,21 +353,21 @@ def _verified(path: Path, name: str) -> dict[str, Any]:
     index = unseal((path / "index.json").read_bytes())
     if name != _name(index["round"]):
         raise ValueError(f"index.json is of round {index['round']}")
-    for part in (_WEIGHTS, _STATES):
-        with (path / part).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != index["sha256"][part]:
-                raise ValueError(f"{part} does not match its checksum")
+    with (path / _STATES).open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != index["sha256"]:
+            raise ValueError(f"{_STATES} does not match its checksum")
     return index
 
 
 def _stored(path: Path) -> dict[str, Any]:
-    stored: dict[str, Any] = decode((path / _STATES).read_bytes())
+    stored: dict[str, Any] = read_value(path / _STATES)
     return stored
 
 
-def _write_index(folder: Path, index: Mapping[str, Any]) -> None:
-    """The last of a checkpoint's files."""
-    write_whole(folder / "index.json", [seal(index)])
+def _write_files(folder: Path, states: States, facts: Mapping[str, Any]) -> None:
+    """A checkpoint's files, the index last. facts: of it, but for the checksum."""
+    checksum = write_whole(folder / _STATES, _safetensors(*split(states)))
+    write_whole(folder / "index.json", [seal({**facts, "sha256": checksum})])
     sync_folder(folder)
 
 
@@ -444,7 +429,7 @@ def forgetting(method: Method, clients: Sequence[int]) -> Forget:
         if server is not states["server"]:  # what clients have was made of what it was
             own = {number: method.forget_at_client(state, server) for number, state in states["clients"].items()}
             work = [{**one, "state": method.forget_at_client(one["state"], server)} for one in work]
-            return {"server": server, "clients": own, "work": work}
+            return {**states, "server": server, "clients": own, "work": work}
         is_same = all(new["upload"] is old["upload"] for new, old in zip(work, states["work"], strict=True))
         return states if is_same else {**states, "work": work}
 
@@ -506,12 +491,9 @@ def _all_whole(folder: Path) -> list[Path]:
     return whole
 
 
-def _replace(path: Path, states: Mapping[str, Any]) -> None:
+def _replace(path: Path, states: States) -> None:
     """Put a checkpoint with other states in the place of one."""
     new = path.with_name(f".{path.name}{_NEW}")
     new.mkdir()
-    index = unseal((path / "index.json").read_bytes())
-    os.link(path / _WEIGHTS, new / _WEIGHTS)
-    sums = {**index["sha256"], _STATES: write_whole(new / _STATES, _safetensors(*split(states)))}
-    _write_index(new, {**index, "sha256": sums})
+    _write_files(new, states, unseal((path / "index.json").read_bytes()))
     settle(path.parent)

@@ -380,7 +380,7 @@ class RunLoop:
         for number, variant in federation.excluded.items():
             client = federation.clients[number]
             begun = federation.model_factory.initial_state(client.architecture, variant, number, client.given)
-            client.weights = federation.store.allocate(client.architecture, variant).write(begun)
+            client.weights = federation.store.keep(client.architecture, variant, begun)
             client.version += 1
 
     def _run_rounds(self) -> None:

@@ -12,7 +12,7 @@ from polyfed.engine.evaluation import Evaluator, figures_of, not_evaluated
 from polyfed.engine.executors.jobs import JobResult, TrainJob, make_job
 from polyfed.engine.plugin import Setup, read_uploads
 from polyfed.engine.round_state import Round, draw_cohort
-from polyfed.engine.weight_store import client_row
+from polyfed.engine.weight_store import kept_weights
 from polyfed.errors import PolyfedError, RunError
 from polyfed.records.schema import RoundRecord, in_order
 from polyfed.registry import PLUGINS
@@ -144,9 +144,9 @@ def _aggregate(setup: Setup, round: Round, uploads: Mapping[int, Message]) -> No
         given = plugin.before_aggregate(round, given)
     if not any(plugin.aggregate(round, given) for plugin in setup.plugins):
         setup.method.aggregate(setup.server, given)
-    rows = {number: client_row(setup.clients[number]) for number in round.changed}
+    kept = {number: kept_weights(setup.clients[number]) for number in round.changed}
     touched = [number for number, before in written.items() if writes(uploads[number]) != before]
-    touched += [number for number, row in rows.items() if row is not None and not row.is_intact]
+    touched += [number for number, own in kept.items() if own is not None and not own.is_intact]
     if touched:
         title = setup.clients[touched[0]].title
         raise RunError(f"{title}'s upload was written into; copy what is to be changed")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from polyfed.core.message import State, shallow_copy
 from polyfed.engine.plugin import Setup
-from polyfed.engine.weight_store import WeightRow, client_row
+from polyfed.engine.weight_store import ClientWeights, kept_weights
 from polyfed.engine.work_in_flight import WorkInFlight
 
 
@@ -23,14 +23,14 @@ class Snapshot:
 
     round: int
     server: State
-    weights: Mapping[int, WeightRow | None]
+    weights: Mapping[int, ClientWeights | None]
     states: Mapping[int, State]
     work: Sequence[WorkInFlight] = ()
 
 
 def take_snapshot(setup: Setup) -> Snapshot:
     """The present state."""
-    weights = {client.id: client_row(client) for client in setup.clients}
+    weights = {client.id: kept_weights(client) for client in setup.clients}
     states = {client.id: client.state for client in setup.clients}
     work = [one for plugin in setup.plugins for one in plugin.work]
     return Snapshot(len(setup.history), shallow_copy(setup.server.state), weights, states, work)

@@ -5,10 +5,13 @@ Worker processes, the nodes of a deployment and checkpoints share it. Nothing is
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -74,10 +77,22 @@ def decode(data: bytes, most_header: int | None = None, most_tensors: int | None
             if tensor.dtype != torch.uint8 and tensor.data_ptr() % _ALIGNED:
                 tensors[name] = tensor.clone()
 
-        def taken(part: dict[str, Any]) -> Any:
-            return tensors[part[_TENSOR]] if part.keys() == {_TENSOR} else part
-
-        return json.loads(header["__metadata__"][_VALUE], object_hook=taken)
+        return _placed(header["__metadata__"][_VALUE], tensors.__getitem__)
     except Exception as error:  # the bytes may be another party's
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:_REASON]
         raise RunError(f"expected a message as bytes, got {len(data)} that are none: {reason}") from None
+
+
+def read(path: Path) -> Any:
+    """What `split` made of a value, from a file of it. A tensor is a look into the file: who keeps it copies it."""
+    with safetensors.safe_open(path, "pt") as file:
+        return _placed(file.metadata()[_VALUE], functools.cache(file.get_tensor))
+
+
+def _placed(text: str, tensor_of: Callable[[str], Tensor]) -> Any:
+    """The value, with its tensors, by their names, where they stand in it."""
+
+    def taken(part: dict[str, Any]) -> Any:
+        return tensor_of(part[_TENSOR]) if part.keys() == {_TENSOR} else part
+
+    return json.loads(text, object_hook=taken)

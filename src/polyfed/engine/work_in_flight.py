@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyfed.core.message import flatten, freeze
+from polyfed.core.message import clone, freeze
 from polyfed.engine.executors.jobs import JobResult
-from polyfed.engine.weight_store import WeightRow, WeightStore
-from polyfed.errors import RunError
+from polyfed.engine.weight_store import ClientWeights, WeightStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +34,8 @@ def describe(work: Sequence[WorkInFlight]) -> list[dict[str, Any]]:
     """Work as a value that `engine.wire` stores."""
     found = []
     for one in work:
-        row = one.result.weights
-        if row is not None and not isinstance(row, WeightRow):
-            raise RunError(f"expected a row of the store as client {one.client_id}'s weights, got {type(row).__name__}")
+        own = one.result.weights
+        assert own is None or isinstance(own, ClientWeights)
         found.append(
             {
                 "client": one.client_id,
@@ -46,8 +44,7 @@ def describe(work: Sequence[WorkInFlight]) -> list[dict[str, Any]]:
                 "refused": one.result.refused,
                 "upload": one.result.message,
                 "state": one.result.state,
-                "network": None if row is None else [row.architecture, row.variant],
-                "weights": row,
+                "weights": None if own is None else [own.architecture, own.variant, own.there],
             }
         )
     return found
@@ -57,11 +54,8 @@ def restore(stored: Sequence[Mapping[str, Any]], store: WeightStore) -> list[Wor
     """The inverse of `describe`. store: gets the weights; ValueError where they are not its networks'."""
     work = []
     for one in stored:
-        number, network = one["client"], one["network"]
-        for message in (one["upload"], one["state"]):
-            flatten(message)  # fails where it is none
-        row = None if network is None else store.store(number, network[0], network[1], one["weights"])
-        upload = freeze(one["upload"])
-        result = JobResult(number, upload, row, one["state"], refused=one["refused"])
+        number = one["client"]
+        own = None if one["weights"] is None else store.restore(number, *one["weights"])
+        result = JobResult(number, freeze(clone(one["upload"])), own, clone(one["state"]), refused=one["refused"])
         work.append(WorkInFlight(one["round"], one["seconds"], result))
     return work

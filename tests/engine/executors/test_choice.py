@@ -115,7 +115,7 @@ class Threads(Executor):
         with ThreadPoolExecutor(2) as threads:
             answers = list(threads.map(work, map(make_request, jobs)))
         done(len(jobs))
-        return [read_answer(job, answer, self.setup.store) for job, answer in zip(jobs, answers, strict=True)]
+        return [read_answer(job, answer) for job, answer in zip(jobs, answers, strict=True)]
 
 
 def two_networks(**options: Any) -> Federation:

@@ -33,7 +33,7 @@ from polyfed.engine.local_training import contexts_on, train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
 from polyfed.engine.scoring import evaluate_model, part_of
 from polyfed.engine.uploads import Rejected, sent_nbytes
-from polyfed.engine.weight_store import WeightRow, WeightStore
+from polyfed.engine.weight_store import ClientWeights, WeightStore
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once, memory_key, move_group, move_together
 from polyfed.functional.modes import train_mode
@@ -116,7 +116,7 @@ class ClientWork:
         weights = self.model_factory.state(client.architecture, job.variant)
         made: Message | None = None
         message = freeze({})
-        score = row = None
+        score = new = None
         with self._at("training"):
             refused = self._fault(weights)
             if refused is None and job.scores and len(client.data.test):
@@ -131,16 +131,16 @@ class ClientWork:
                 largest = self._leave_device(made or {}, list(sums.values()))
                 if made is not None:
                     if job.exchange.trains or not self._is_as_before(weights):
-                        row = store.allocate(client.architecture, job.variant).write(weights)
-                    message, refused = self._encoded(clone(made, self._kept(weights, row), job.device), largest)
-                    if row is not None and not row.is_intact:
+                        new = store.keep(client.architecture, job.variant, weights)
+                    message, refused = self._encoded(clone(made, self._kept(weights, new), job.device), largest)
+                    if new is not None and not new.is_intact:
                         raise RunError("a plugin wrote into the upload that it was given; it must make another one")
                 state = contiguous(client.state)
                 sums = move_group(sums, "cpu")
         return JobResult(
             client.id,
             message=message,
-            weights=job.client.weights if row is None or refused is not None else row,
+            weights=job.client.weights if new is None or refused is not None else new,
             state=state,
             trained=self.trained,
             bytes_up=sent_nbytes(self.method, message),
@@ -193,13 +193,11 @@ class ClientWork:
         moved = move_together(leaving, [torch.device("cpu")] * len(leaving))
         return float(moved[0]) if largest else 0.0
 
-    def _kept(self, weights: Mapping[str, Tensor], row: WeightRow | None) -> dict[Hashable, Tensor]:
-        """What a row has of the network's tensors in the plain order, for `clone` of an upload, which shares it."""
+    def _kept(self, weights: Mapping[str, Tensor], new: ClientWeights | None) -> dict[Hashable, Tensor]:
+        """The copies that are kept of the network's tensors, for `clone` of an upload, which shares them."""
         device = self.job.device
-        if row is None or row.bytes.device != device:
-            return {}
-        pairs = [(memory_key(tensor, device), row.views[name]) for name, tensor in weights.items()]
-        return {key: view for key, view in pairs if view.is_contiguous()}
+        kept = {} if new is None else new.there
+        return {memory_key(weights[name], device): copy for name, copy in kept.items() if copy.device == device}
 
     def _encoded(self, made: Message, largest: float) -> tuple[Message, str | None]:
         """What leaves the client in place of what its method made; and why nothing of it counts, if it does not.
@@ -242,7 +240,7 @@ def has_weights(client: Client, variant: str, model_factory: ModelFactory) -> bo
     weights = client.weights
     if weights is None:
         return False
-    if isinstance(weights, WeightRow) and (weights.architecture, weights.variant) == (client.architecture, variant):
+    if isinstance(weights, ClientWeights) and (weights.architecture, weights.variant) == (client.architecture, variant):
         return True
     template = model_factory.state(client.architecture, variant)
     return all(name in weights and weights[name].shape == tensor.shape for name, tensor in template.items())
@@ -252,5 +250,5 @@ def client_weights(client: Client, variant: str, model_factory: ModelFactory) ->
     """The client's weights, or those it starts from (again, if its network is now another one)."""
     if client.weights is None or not has_weights(client, variant, model_factory):
         return model_factory.starting_state(client.architecture, variant, client.id, client.given)
-    held = client.weights.views if isinstance(client.weights, WeightRow) else client.weights
+    held = client.weights.there if isinstance(client.weights, ClientWeights) else client.weights
     return {name: held[name] for name in model_factory.state(client.architecture, variant)}

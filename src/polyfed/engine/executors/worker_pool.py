@@ -133,7 +133,7 @@ class WorkerPool(Executor):
                 for worker in self.answered(busy):
                     place = busy.pop(worker)
                     try:
-                        answer = read_answer(asked[place], worker.receive(), self.setup.store)
+                        answer = read_answer(asked[place], worker.receive())
                     except WorkerDied as how:
                         who = f"{self._worker_of(asked[place])} died"
                         if place in died:

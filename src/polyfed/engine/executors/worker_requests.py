@@ -10,7 +10,7 @@ import copy
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from polyfed.engine.executors.client_work import run_job
 from polyfed.engine.executors.executor import ExecutorSetup, run_public_pass
 from polyfed.engine.executors.jobs import EvalBatch, EvalJob, Job, JobResult, TrainJob, make_job, placed
 from polyfed.engine.scoring import ScoreCache, score_from_json, score_to_json
-from polyfed.engine.weight_store import WeightRow, WeightStore, client_row
+from polyfed.engine.weight_store import ClientWeights, WeightStore, kept_weights
 from polyfed.engine.wire import decode, encode
 from polyfed.errors import PolyfedError, RunError
 
@@ -40,10 +40,10 @@ def make_request(asked: Job) -> bytes:
     what = type(asked).__name__
     if isinstance(asked, PublicPass):
         return encode({"what": what, "client": asked.client_id, "round": asked.round, "pass": vars(asked)})
-    row = client_row(asked.client)
+    own = kept_weights(asked.client)
     request: dict[str, Any] = {"what": what, "client": asked.client.id, "round": asked.round}
     request["state"] = asked.client.state
-    request["weights"] = None if row is None else [row.variant, row.bytes]
+    request["weights"] = None if own is None else [own.variant, own.there]
     if isinstance(asked, TrainJob):
         request["job"] = {name: value for name, value in vars(asked).items() if name not in _AT_WORKER}
         return encode(request)
@@ -52,7 +52,7 @@ def make_request(asked: Job) -> bytes:
     return encode({**request, "variant": first.variant, "message": first.message, "parts": parts})
 
 
-def read_answer(asked: Job, data: bytes, store: WeightStore) -> Any:
+def read_answer(asked: Job, data: bytes) -> Any:
     """The result of a job, the scores of each client, or the outputs of a pass.
 
     Raises:
@@ -66,14 +66,10 @@ def read_answer(asked: Job, data: bytes, store: WeightStore) -> Any:
         return [{part: score_from_json(score) for part, score in each.items()} for each in answer["scores"]]
     result = answer["result"]
     client = asked.client
-    score = result["score"]
-    row = None
-    if result["weights"] is not None:
-        row = store.allocate(client.architecture, asked.variant).take(result["weights"])
-    views = {} if row is None else row.views
+    score, new = result["score"], result["weights"]
     result |= {
-        "message": freeze(_mapped(result["message"], lambda leaf: views[leaf] if isinstance(leaf, str) else leaf)),
-        "weights": client.weights if row is None else row,
+        "message": freeze(result["message"]),
+        "weights": client.weights if new is None else ClientWeights(client.architecture, asked.variant, new),
         "trained": TrainingResult(*result["trained"]),
         "score": None if score is None else score_from_json(score),
     }
@@ -98,14 +94,6 @@ def _kinds(kind: type[PolyfedError]) -> Iterator[type[PolyfedError]]:
         yield from _kinds(narrower)
 
 
-def _mapped(message: Mapping[str, Any], function: Callable[[Any], Any]) -> dict[str, Any]:
-    """A message with `function` of its tensors."""
-    return {
-        name: _mapped(entry, function) if isinstance(entry, Mapping) else function(entry)
-        for name, entry in message.items()
-    }
-
-
 # the worker's side ------------------------------------------------------------------------------------------------
 
 
@@ -125,7 +113,7 @@ class RequestHandler:
     """
 
     def __init__(self, setup: ExecutorSetup) -> None:
-        self._setup = replace(setup, store=WeightStore(setup.model_factory, []))  # rows in main memory, one at a time
+        self._setup = replace(setup, store=WeightStore(setup.model_factory, []))
         self._scored = (0, ScoreCache())  # round, and scores in it
 
     def reply(self, data: bytes) -> bytes:
@@ -149,9 +137,7 @@ class RequestHandler:
         client.state = request["state"]
         client.weights = None
         if request["weights"] is not None:
-            variant, content = request["weights"]
-            layout = self._setup.store.layout(client.architecture, variant)
-            client.weights = WeightRow(client.architecture, variant, layout, content)
+            client.weights = ClientWeights(client.architecture, *request["weights"])
         return client
 
     def _train(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,11 +146,8 @@ class RequestHandler:
         with keep_global_rng():
             done = run_job(job, setup.method, setup.model_factory, setup.store)
         result = {field.name: getattr(done, field.name) for field in fields(JobResult)}
-        row = done.weights if isinstance(done.weights, WeightRow) and done.weights is not job.client.weights else None
-        views = {} if row is None else {id(view): name for name, view in row.views.items()}  # are not sent twice
         result |= {
-            "message": _mapped(done.message, lambda tensor: views.get(id(tensor), tensor)),
-            "weights": None if row is None else row.bytes,
+            "weights": None if done.weights is job.client.weights else done.weights,
             "trained": [done.trained.steps, done.trained.samples, done.trained.loss],
             "score": None if done.score is None else score_to_json(done.score, True),
         }

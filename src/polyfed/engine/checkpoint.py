@@ -11,18 +11,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
-import torch
-from torch import Tensor
 
 from polyfed.core.message import clone
 from polyfed.core.method import Method
@@ -39,7 +36,7 @@ from polyfed.engine.work_in_flight import restore as restore_work
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.records.fields import validated
 from polyfed.records.main_score import main_score_of
-from polyfed.records.read import seal, sync_folder, unseal
+from polyfed.records.read import atomic_write, seal, sync_folder, unseal
 from polyfed.records.schema import MadeOf, RunResult
 
 # of the "server", of "clients" by number, "work" under way, and "weights" by number, as a checkpoint stores them
@@ -243,7 +240,7 @@ def _fill(temporary: Path, snapshot: Snapshot, made_of: Mapping[str, Any], forge
         "server": snapshot.server,
         "clients": snapshot.states,
         "work": describe(snapshot.work),
-        "weights": {number: [own.architecture, own.variant, own.there] for number, own in held.items()},
+        "weights": {number: [own.architecture, own.variant, own.in_main_memory()] for number, own in held.items()},
     }
     _write_files(temporary, forget(states), {"round": snapshot.round, "made_of": made_of})
 
@@ -353,9 +350,8 @@ def _verified(path: Path, name: str) -> dict[str, Any]:
     index = unseal((path / "index.json").read_bytes())
     if name != _name(index["round"]):
         raise ValueError(f"index.json is of round {index['round']}")
-    with (path / _STATES).open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != index["sha256"]:
-            raise ValueError(f"{_STATES} does not match its checksum")
+    if _checksum(path / _STATES) != index["sha256"]:
+        raise ValueError(f"{_STATES} does not match its checksum")
     return index
 
 
@@ -365,44 +361,21 @@ def _stored(path: Path) -> dict[str, Any]:
 
 
 def _write_files(folder: Path, states: States, facts: Mapping[str, Any]) -> None:
-    """A checkpoint's files, the index last. facts: of it, but for the checksum."""
-    checksum = write_whole(folder / _STATES, _safetensors(*split(states)))
-    write_whole(folder / "index.json", [seal({**facts, "sha256": checksum})])
-    sync_folder(folder)
-
-
-def _safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[Any]:
-    """A file of safetensors one tensor after the other, so that no second copy of all is needed."""
-    header: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for name, tensor in tensors.items():
-        span = [end, end := end + tensor.nbytes]
-        header[name] = {"dtype": _code(tensor.dtype), "shape": tuple(tensor.shape), "data_offsets": span}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little")
-    yield text
-    for tensor in tensors.values():
-        if tensor.numel():
-            yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-
-
-def write_whole(path: Path, parts: Iterable[Any]) -> str:
-    """Write a file of these bytes, all of it on disk when this returns; its checksum."""
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        for part in parts:
-            digest.update(part)
-            file.write(part)
-        file.flush()
+    """A checkpoint's files, the index last; all is on disk when this returns. facts: of it, but for the checksum."""
+    path = folder / _STATES
+    tensors, metadata = split(states)
+    try:
+        safetensors.torch.save_file(tensors, path, metadata)
+    except safetensors.SafetensorError as error:
+        raise OSError(str(error)) from None
+    with path.open("r+b") as file:
         os.fsync(file.fileno())
-    return digest.hexdigest()
+    atomic_write(folder / "index.json", seal({**facts, "sha256": _checksum(path)}))
 
 
-@functools.cache
-def _code(dtype: torch.dtype) -> str:
-    """What safetensors calls a type."""
-    return str(json.loads(safetensors.torch.save({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"])
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # clients that are forgotten -------------------------------------------------------------------------------------------

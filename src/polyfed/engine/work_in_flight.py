@@ -44,7 +44,7 @@ def describe(work: Sequence[WorkInFlight]) -> list[dict[str, Any]]:
                 "refused": one.result.refused,
                 "upload": one.result.message,
                 "state": one.result.state,
-                "weights": None if own is None else [own.architecture, own.variant, own.there],
+                "weights": None if own is None else [own.architecture, own.variant, own.in_main_memory()],
             }
         )
     return found

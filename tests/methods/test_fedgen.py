@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from polyfed import methods, testing
 from polyfed.methods import FedGen, fedgen
-from polyfed.methods.fedgen import generate, init_generator, train_generator
+from polyfed.methods.fedgen import generate, init_generator, observed_classes, train_generator
 from polyfed.testing import Reduction
 from tests.helpers import oracles
 from tests.helpers.toys import CLASSES, batch, clients, federation, moved, rounds, same, samples, worker
@@ -75,6 +75,9 @@ def test_one_step_by_hand(monkeypatch):
     torch.testing.assert_close(steps, torch.full_like(steps, 1e-2), atol=1e-5, rtol=0)
     assert all(moved({n: new[n]}, {n: weights[n]}) > 1e-4 for n in ("norm.running_mean", "norm.running_var"))
     assert moments["steps hidden.weight"] == 1
+    _, moments, _ = train_generator(new, moments, heads, counts, 1e-2, draws(9))
+    assert moments["steps hidden.weight"] == 2
+    assert observed_classes(torch.tensor([[5, 0, 1, 1], [3, 2, 0, 1]])).tolist() == [8, 2, 0, 2]
 
 
 def test_the_generator_is_trained_on_the_heads_that_came():

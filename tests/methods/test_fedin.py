@@ -120,6 +120,7 @@ def test_gradients_of_zero_tiny_ones_and_half_precision():
     both = FedIN(combine="project").direction(g_local, g_in)  # a = 400000 overflows float16
     assert both.dtype == torch.float16
     assert torch.equal(both, g_local)
+    assert torch.equal(FedIN(combine="project").direction(-g_local, -g_in), -g_local)
 
 
 @pytest.mark.parametrize("architecture", ["bn", "deep-bn"])

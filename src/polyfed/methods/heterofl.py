@@ -79,7 +79,7 @@ def mean_of_holders(
     """
     mean = {}
     for name, whole in w.items():
-        total = torch.zeros_like(whole, dtype=torch.float64, requires_grad=False)
+        total = torch.zeros_like(whole, dtype=torch.float64)
         count = torch.zeros_like(total)
         for (w_i, channels), share in zip(parts, shares, strict=True):
             if name in w_i:

@@ -284,7 +284,7 @@ def read(path: Path, clients: int, store: WeightStore, forget: Forget) -> Snapsh
     """
     weights: dict[int, ClientWeights | None] = dict.fromkeys(range(clients))
     try:
-        stored = forget(_stored(path))
+        stored = forget(read_value(path / _STATES))
         server = clone(stored["server"])
         states = {i: clone(stored["clients"].get(str(i), {})) for i in range(clients)}
         weights |= {int(number): store.restore(int(number), *own) for number, own in stored["weights"].items()}
@@ -355,11 +355,6 @@ def _verified(path: Path, name: str) -> dict[str, Any]:
     return index
 
 
-def _stored(path: Path) -> dict[str, Any]:
-    stored: dict[str, Any] = read_value(path / _STATES)
-    return stored
-
-
 def _write_files(folder: Path, states: States, facts: Mapping[str, Any]) -> None:
     """A checkpoint's files, the index last; all is on disk when this returns. facts: of it, but for the checksum."""
     path = folder / _STATES
@@ -417,7 +412,7 @@ def remembered_in(folder: Path, method: Method) -> set[int]:
     """
     found = set[int]()
     for path in _all_whole(folder):
-        stored = _stored(path)
+        stored = read_value(path / _STATES)
         found |= {*method.remembered(stored["server"])}
         found |= {one["client"] for one in stored["work"] if method.forget_upload(one["upload"]) is not one["upload"]}
     return found
@@ -436,7 +431,7 @@ def purge(folder: Path, forget: Forget) -> None:
         if path not in whole:
             shutil.rmtree(path)
             continue
-        stored = _stored(path)
+        stored = read_value(path / _STATES)
         changed = forget(stored)
         if changed is not stored:
             _replace(path, changed)

@@ -5,6 +5,7 @@ Nobody writes into them: new weights are other tensors. Who has no weights of it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -69,7 +70,6 @@ class WeightStore:
     def __init__(self, model_factory: ModelFactory, owners: Sequence[str]) -> None:
         self._model_factory = model_factory
         self._owners = owners
-        self._on_device: bool | None = None  # decided when the first are kept
 
     @property
     def nbytes(self) -> int:
@@ -78,19 +78,11 @@ class WeightStore:
         sizes = {architecture: sum(t.nbytes for t in state.values()) for architecture, state in states.items()}
         return sum(sizes[architecture] for architecture in self._owners)
 
-    @property
+    @functools.cached_property
     def on_device(self) -> bool:
         """Whether weights lie on the GPU where the networks compute."""
-        if self._on_device is None:
-            device = self._model_factory.device
-            self._on_device = (
-                device.type == "cuda" and self.nbytes <= _DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
-            )
-        return self._on_device
-
-    def keep_in_main_memory(self) -> None:
-        """Have weights there, wherever the networks compute; before the first are kept."""
-        self._on_device = False
+        device = self._model_factory.device
+        return device.type == "cuda" and self.nbytes <= _DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
 
     def keep(self, architecture: str, variant: str, tensors: Mapping[str, Tensor]) -> ClientWeights:
         """Copies of a network's tensors, from any device, their entries in the plain order.

@@ -80,7 +80,6 @@ class RayExecutor(WorkerPool):
         if address is not None and address.startswith("ray://"):
             raise ConfigError(f"expected {CLUSTER} as host:port of a cluster that this machine is of, got a client's")
         super().__init__(setup)
-        setup.store.keep_in_main_memory()  # as weights travel
         self._rebuild = setup.rebuild
         self._session = contextlib.ExitStack()
         self._ray_is_on = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyfed.functional.network_blocks import place
+from polyfed.functional.network_blocks import blocks
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,5 @@ from polyfed.functional.network_blocks import place
     ],
 )
 def test_the_place_of_a_tensor(name, expected):
-    assert place(name) == expected
+    found = blocks([name])
+    assert found == ({} if expected is None else {expected[0]: {expected[1]: {expected[2]: name}}})

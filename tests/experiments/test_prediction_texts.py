@@ -93,7 +93,7 @@ def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path
     cases = {
         "a.csv": ("id,words\n1,good\n", "expected one text column"),
         "b.csv": ("id,said\n1,\n", "a text in line 2 of column 'said'"),
-        "e.csv": ("liked,said\nmaybe,good\n", "among the run's classes (no, yes), got 'maybe' in line 2"),
+        "e.csv": ("liked,said\nmaybe,good\n", "one of the run's classes (no, yes) in line 2 of column 'liked'"),
         "a.png": ("", "expected a .csv file of texts"),
     }
     for name, (content, said) in cases.items():

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.data.column_schema import column_values
-from polyfed.data.partition import Generators, check_integer, draw_rows
+from polyfed.data.partition import Generators, draw_rows
 from polyfed.data.samples import (
     LabeledSamples,
     TableColumns,
@@ -323,7 +323,7 @@ def public_inputs(
                 f"data.public_dataset expects images stored as uint8, '{source.name}' has {tuple(x.shape[1:])} of "
                 f"{x.dtype}"
             )
-    count = min(_USUAL_PUBLIC, len(other.train)) if rows is None else check_integer("public_samples", rows, 1)
+    count = min(_USUAL_PUBLIC, len(other.train)) if rows is None else rows
     if count > len(other.train):
         raise ConfigError(
             f"expected public_samples of at most the {len(other.train)} training rows of '{other.name}', got {count}"

@@ -9,9 +9,7 @@ Shapes: N inputs, C channels, H x W pixels.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -183,35 +181,17 @@ def _array(path: Path) -> Tensor:
 
 def _from_csv(path: Path, form: InputSpec) -> InferenceInputs:
     if form.vocabulary is not None:
-        texts, labels = tables.read_new_texts(path, form.vocabulary.column, form.label_column)
-        return replace(_of_texts(texts, form.vocabulary), y=_numbered_labels(labels, form))
+        texts, labels = tables.read_new_texts(path, form.vocabulary.column, form.label_column, form.class_names)
+        return replace(_of_texts(texts, form.vocabulary), y=None if labels is None else torch.from_numpy(labels))
     if not form.feature_names:
         raise ConfigError(f"expected inputs {form}, as the run stored them, got a CSV file: {path}")
-    x_NF, labels = tables.read_new_rows(path, form.feature_names, form.label_column, form.columns, form.spelling)
+    x_NF, labels = tables.read_new_rows(
+        path, form.feature_names, form.label_column, form.columns, form.spelling, form.class_names
+    )
     stored = LabeledSamples(torch.from_numpy(x_NF).to(form.dtype), torch.zeros(len(x_NF), dtype=torch.int64))
     x = fill_missing(stored, form.columns, form.fill).x
-    return InferenceInputs(tuple(map(str, range(len(x)))), x, _numbered_labels(labels, form))
-
-
-def _numbered_labels(labels: tables.NewLabels, form: InputSpec) -> Tensor | None:
-    if labels is None:
-        return None
-    return torch.tensor([_numbered_label(label, form, place) for label, place in labels])
-
-
-def _numbered_label(label: str, form: InputSpec, place: str) -> int | float:
-    """The number of a class, from its name or its number; where numbers are predicted, the label as one."""
-    if not form.class_names:
-        with contextlib.suppress(ValueError):
-            if math.isfinite(value := float(label)):
-                return value
-        raise ConfigError(f"expected a finite number as label, got '{label}' in {place}")
-    if label in form.class_names:
-        return form.class_names.index(label)
-    if label.isascii() and label.isdigit() and int(label) < len(form.class_names):
-        return int(label)
-    known = ", ".join(form.class_names[:10]) + (", ..." if len(form.class_names) > 10 else "")
-    raise ConfigError(f"expected labels among the run's classes ({known}), got '{label}' in {place}")
+    y = None if labels is None else torch.from_numpy(labels)
+    return InferenceInputs(tuple(map(str, range(len(x)))), x, y)
 
 
 def _of_texts(texts: Sequence[str], vocabulary: Vocabulary) -> InferenceInputs:

@@ -42,7 +42,6 @@ from polyfed.errors import ConfigError, ConfigErrors, described, first_line, gat
 from polyfed.escaping import one_line
 
 Frame = Any  # a pandas.DataFrame of cells, see above
-NewLabels = list[tuple[str, str]] | None  # as they are spelt, and where they stand
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 FLAG = "{} is missing"  # name of the column that says so
@@ -263,10 +262,6 @@ def _files_of(place: Path) -> dict[str, list[Path]]:
     if not place.exists():
         raise ConfigError(f"expected a CSV file, or a folder with train*.csv and test*.csv, at {place}, got neither")
     return {"train": [place]}
-
-
-def _places(frame: Frame) -> list[str]:
-    return [f"{frame.index.names[1]} {row} of {file}" for file, row in frame.index]
 
 
 def _refuse(cells: Any, wrong: Any, expected: str, hint: Callable[[str], str]) -> None:
@@ -631,7 +626,8 @@ def read_new_rows(
     usual_label: str | None,
     columns: TableColumns,
     spelling: Mapping[str, Feature],
-) -> tuple[NDArray[np.float64], NewLabels]:
+    class_names: Sequence[str],
+) -> tuple[NDArray[np.float64], NDArray[Any] | None]:
     """Rows of a CSV file for a trained model, (N, F), and their labels, or None; the file may hold other columns.
 
     Args:
@@ -640,6 +636,7 @@ def read_new_rows(
             usual name holds labels where that was one.
         columns: which of the features are categories, or say where another is missing.
         spelling: what the file may call the features and in which units they are; {}: as they are named.
+        class_names: the classes' names, by which, or by whose numbers, labels are called; (): these are numbers.
     """
     frame = align(read_csv(path), spelling, path)
     flagged = {flag for _, flag in columns.flags}
@@ -650,24 +647,28 @@ def read_new_rows(
     attempts: list[Callable[[], Any]] = [
         lambda: check_columns({"": frame}, None, stored, known),
         lambda: _matrix(frame, stored, known, flags, _LIKE_THE_RUNS),
-        lambda: _new_labels(frame, stored, usual_label),
+        lambda: _new_labels(frame, stored, usual_label, class_names),
     ]
     _, x_NF, labels = gathered(attempts, "predict")
     return x_NF, labels
 
 
-def read_new_texts(path: Path, usual_text: str | None, usual_label: str | None) -> tuple[list[str], NewLabels]:
+def read_new_texts(
+    path: Path, usual_text: str | None, usual_label: str | None, class_names: Sequence[str]
+) -> tuple[list[str], NDArray[Any] | None]:
     """Texts of a CSV file for a trained model, and their labels, or None; see `read_new_rows`.
 
     usual_text: the column of the run's texts; if it is not there, a column of a usual name holds them.
     """
     frame = read_csv(path)
     column = _text_column(frame, usual_text if usual_text in frame else None)
-    return _texts(frame, column), _new_labels(frame, (column,), usual_label)
+    return _texts(frame, column), _new_labels(frame, (column,), usual_label, class_names)
 
 
-def _new_labels(frame: Frame, inputs: Sequence[str], usual_label: str | None) -> NewLabels:
-    """The labels of new rows, 3 for 3.0, and where they stand. inputs: the columns that are none."""
+def _new_labels(
+    frame: Frame, inputs: Sequence[str], usual_label: str | None, class_names: Sequence[str]
+) -> NDArray[Any] | None:
+    """The labels of new rows. inputs: the columns that are none."""
     likely: Sequence[str] = ()
     if usual_label is not None and usual_label in frame:
         likely = (usual_label,)
@@ -677,8 +678,19 @@ def _new_labels(frame: Frame, inputs: Sequence[str], usual_label: str | None) ->
     if len(there) != 1:
         return None
     check_columns({"": frame}, there[0])
-    labels = []
-    for cell, place in zip(_spelt_labels(frame, there[0]), _places(frame), strict=True):
-        whole = as_whole_numbers([cell])
-        labels.append((cell if whole is None else str(whole[0]), place))
+    if not class_names:
+        return _targets(frame, there[0])
+    cells = _spelt_labels(frame, there[0])
+    called = {str(number): number for number in range(len(class_names))}
+    called |= {name: number for number, name in enumerate(class_names)}
+    numbers = cells.map(_without_fraction).map(called)
+    shown = ", ".join(class_names[:_NAMED]) + (", ..." if len(class_names) > _NAMED else "")
+    _refuse(cells, numbers.isna(), f"one of the run's classes ({shown})", lambda _: _LIKE_THE_RUNS)
+    labels: NDArray[Any] = numbers.to_numpy().astype(np.int64)
     return labels
+
+
+def _without_fraction(cell: str) -> str:
+    """3 for 3.0; a cell that is no whole number stays."""
+    whole = as_whole_numbers([cell])
+    return cell if whole is None else str(whole[0])

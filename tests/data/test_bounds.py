@@ -87,7 +87,13 @@ def test_images_are_read_upright_whatever_holds_them(turned: bytes, tmp_path: Pa
     put(tmp_path / "photos" / "train" / "b" / "0.png", plain)
     for place in ("table", "clients/0"):
         write_parquet(tmp_path / place / "train.parquet", [turned, plain], {"label": [0, 1]})
-    for name in (f"images:{tmp_path}/photos", f"images:{tmp_path}/photos", "table", "table", "clients:clients"):
+    for name in (
+        f"images:{tmp_path}/photos",
+        f"images:{tmp_path}/photos",
+        "parquet:table",
+        "parquet:table",
+        "clients:clients",
+    ):
         source = load_dataset(name, tmp_path)
         assert is_upright(source.train.x[0]), name
     pillow = [(Image.open(io.BytesIO(data)), label) for label, data in enumerate((turned, plain, plain))]

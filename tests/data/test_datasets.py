@@ -64,14 +64,14 @@ def test_digits(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert source.std == pytest.approx([scaled.std(correction=0).item()])
 
 
-def test_a_folder_under_root_is_found_by_its_name(folder: Path) -> None:
-    source = load_dataset("small", folder.parent)
+def test_a_folder_under_root_is_found_by_its_path(folder: Path) -> None:
+    source = load_dataset("parquet:small", folder.parent)
     assert isinstance(source, DatasetSource)
     assert np.array_equal(source.train.x.permute(0, 2, 3, 1), np.stack(some_images(13)[:9]))
     assert source.train.y.tolist() == [0, 1, 2] * 3
     assert source.test is not None
     assert source.test.y.tolist() == [0, 1, 2, 0]
-    assert (source.name, source.class_names) == ("small", ("ape", "bee", "cat"))
+    assert (source.name, source.class_names) == ("parquet:small", ("ape", "bee", "cat"))
     scaled = np.stack(some_images(13)[:9]) / 255
     assert source.mean == pytest.approx(scaled.mean((0, 1, 2)))
     assert source.std == pytest.approx(scaled.std((0, 1, 2)))
@@ -135,8 +135,8 @@ def test_labels_as_pandas_writes_them(tmp_path: Path) -> None:
     for place, values, kind in (("a", ["b", "a", "b"], "categories"), ("b", [1.0, 0.0, 1.0], "floats")):
         labels = {"label": as_pandas_writes(values, kind)}
         write_parquet(tmp_path / place / "train.parquet", some_images(3), labels, features=False)
-        assert load_dataset(place, tmp_path).train.y.tolist() == [1, 0, 1]
-    assert load_dataset("b", tmp_path).class_names == ("0", "1")
+        assert load_dataset(f"parquet:{place}", tmp_path).train.y.tolist() == [1, 0, 1]
+    assert load_dataset("parquet:b", tmp_path).class_names == ("0", "1")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_labels_of_other_kinds_are_refused_by_their_type(
 ) -> None:
     labels = values if kind == "lists" else as_pandas_writes(values, kind)
     write_parquet(tmp_path / "a" / "train.parquet", some_images(3), {"label": labels}, features=False)
-    assert words in refused("a", tmp_path)
+    assert words in refused("parquet:a", tmp_path)
 
 
 def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -207,8 +207,7 @@ def test_no_root_and_no_environment_says_what_is_needed() -> None:
 
 def test_unknown_names_suggest_the_nearest(folder: Path) -> None:
     assert "did you mean 'cifar10'?" in refused("cifar-10")
-    assert "did you mean 'small'?" in refused("smal", folder.parent)
-    assert "unknown dataset" in refused("../small", folder.parent)
+    assert "a folder of Parquet files is 'parquet:small'" in refused("small", folder.parent)
     assert "data.dataset: expected text" in refused("", folder.parent)
 
 
@@ -240,12 +239,12 @@ def test_truncated_files(folder: Path, part: float) -> None:
 
 def test_no_image_and_no_label_column(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a" / "train.parquet", None, {"label": [0, 1]})
-    assert "expected one image column" in refused("a", tmp_path)
+    assert "expected one image column" in refused("parquet:a", tmp_path)
     write_parquet(tmp_path / "b" / "train.parquet", some_images(2), {})
-    assert "expected one label column" in refused("b", tmp_path)
+    assert "expected one label column" in refused("parquet:b", tmp_path)
     write_parquet(tmp_path / "c" / "train.parquet", some_images(2), {"label": [0.5, 1.5]}, features=False)
-    assert "got 0.5" in refused("c", tmp_path)
-    assert "got type double" in refused("c", tmp_path, image_column="label", label_column="label")
+    assert "got 0.5" in refused("parquet:c", tmp_path)
+    assert "got type double" in refused("parquet:c", tmp_path, image_column="label", label_column="label")
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,6 @@ def test_rows_are_drawn_in_file_order_and_seeded() -> None:
     ("other", "rows", "problem"),
     [
         (picture_set(4, 1, 6, 6), 5, "at most the 4 training rows of 'set 0', got 5"),
-        (picture_set(4, 1, 6, 6), 0, "public_samples"),
         (from_tensors((np.zeros((4, 3)), [0, 1, 0, 1])), None, "images stored as uint8, 'tensors' has"),
     ],
 )

@@ -233,7 +233,7 @@ def test_parquet(data: st.DataObject) -> None:
     content = data.draw(st.just(out.getvalue()) | damaged(out.getvalue()))
     with harmless_folder() as folder:
         write(folder, {"set/train.parquet": content})
-        load_dataset("set", folder)
+        load_dataset("parquet:set", folder)
 
 
 # messages -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Data sets by name: those of `polyfed.data.sources`, folders of Parquet files, and functions of the user's own.
+"""Data sets by name: those of `polyfed.data.sources`, and functions of the user's own.
 
 Every source gives both sides as they are stored (uint8 images) and the channel means and deviations for `Prepare`.
 Files are found through `root`, else the environment variable POLYFED_DATA; nothing is downloaded, except for a name
@@ -7,18 +7,14 @@ that begins with "hub:". A request that names what a data set has no use for is 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyfed.data import arrow_tables
 from polyfed.data.dataset import DatasetSource, from_tensors
-from polyfed.data.files import has_parquet, parquet_folders, shelf
 from polyfed.data.options import SourceOptions, as_settings
 from polyfed.data.sources import Source, find_source, paths_listed
 from polyfed.errors import ConfigError, PolyfedError, kind_and_line
-from polyfed.places import place_of
 from polyfed.registry import DATASETS, import_object, is_own, suggest
 
 __all__ = ["DatasetSource", "from_tensors", "load_dataset"]
@@ -28,11 +24,11 @@ def load_dataset(name: str, root: str | Path | None = None, **settings: Any) -> 
     """Load a data set by name.
 
     Args:
-        name: one that `polyfed datasets` lists; or any folder name for which ``<root>/<name>`` holds Parquet files. Of
-            ``csv:PATH`` and its like, PATH is looked for below `root`; without one, below the present folder, then
-            below $POLYFED_DATA. `clients:` and `npz:` give the further column "client". Or
-            ``package.module:function``, a function of your own that is called without arguments and returns a
-            `DatasetSource`, or its sides (`from_tensors`): a training side, or a dictionary of "train" and "test".
+        name: one that `polyfed datasets` lists. Of ``csv:PATH`` and its like, PATH is looked for below `root`; without
+            one, below the present folder, then below $POLYFED_DATA. `clients:` and `npz:` give the further column
+            "client". Or ``package.module:function``, a function of your own that is called without arguments and
+            returns a `DatasetSource`, or its sides (`from_tensors`): a training side, or a dictionary of "train" and
+            "test".
         root: the folder that holds the data sets' folders; default: $POLYFED_DATA.
         settings: how it is read, ``label_column="y"``: those keys of a recipe's ``[data]`` that say so; ``columns``,
             names of further columns of whole numbers or strings; and ``beside``, folders in which ``package.module`` is
@@ -48,13 +44,15 @@ def load_dataset(name: str, root: str | Path | None = None, **settings: Any) -> 
 
 def load_source(options: SourceOptions) -> DatasetSource:
     """`load_dataset` with all that it takes as one object."""
-    found = find_source(options.dataset)
+    name = options.dataset
+    found = find_source(name)
     if found is not None:
         source = found.read(options)
-    elif is_own(options.dataset):
+    elif is_own(name):
         source = _from_function(options)
     else:
-        source = _from_folder(options)
+        near = suggest(name, DATASETS)
+        raise ConfigError(f"unknown dataset '{name}'{near} (a folder of Parquet files is 'parquet:{name}')")
     for column in options.columns:
         if column not in source.train_columns:
             known = suggest(column, source.train_columns) if source.train_columns else "; it has no further columns"
@@ -65,22 +63,6 @@ def load_source(options: SourceOptions) -> DatasetSource:
             f"got '{source.name}', whose labels are classes"
         )
     return source
-
-
-def _from_folder(options: SourceOptions) -> DatasetSource:
-    """Parquet files below the root."""
-    name = options.dataset
-    place = shelf(options.root)
-    parts = Path(name).parts
-    stays_below = bool(parts) and not Path(name).is_absolute() and ".." not in parts
-    if place is not None and stays_below and has_parquet(place_of(place / name)):
-        return arrow_tables.read_source(options, lambda: [place / name])
-    looked = f"{place / name}" if place is not None and stays_below else "neither root nor POLYFED_DATA is set"
-    found: list[str] = []
-    if place is not None:
-        with contextlib.suppress(OSError):  # only to suggest a name
-            found = parquet_folders(place)
-    raise ConfigError(f"unknown dataset '{name}'{suggest(name, {*DATASETS, *found})} (and no Parquet files: {looked})")
 
 
 def _from_function(options: SourceOptions) -> DatasetSource:
@@ -114,9 +96,6 @@ def _from_function(options: SourceOptions) -> DatasetSource:
 
 
 def known_sources() -> list[Source]:
-    """All that are declared, and each folder of Parquet files below $POLYFED_DATA; names with a path come last."""
+    """All that are declared; names with a path come last."""
     declared = [found for name in DATASETS if (found := find_source(name)) is not None]
-    place = shelf(None)
-    folders = sorted(parquet_folders(place)) if place is not None and place.is_dir() else []
-    others = [Source(name, _from_folder, files=True) for name in folders if name not in DATASETS]
-    return sorted([*declared, *others], key=lambda one: ":" in one.name)
+    return sorted(declared, key=lambda one: ":" in one.name)

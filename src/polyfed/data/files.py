@@ -48,11 +48,6 @@ def has_parquet(folder: Path) -> bool:
     return folder.is_dir() and bool(files_of(folder, "parquet"))
 
 
-def parquet_folders(place: Path) -> list[str]:
-    """The folders below a place that hold Parquet files."""
-    return [folder.name for folder in place.iterdir() if has_parquet(folder)]
-
-
 def check_file(path: Path) -> None:
     """Whether a path that is there is a file or a folder, or a link to one."""
     check_name(path)

@@ -41,8 +41,8 @@ class SourceSettings(Settings):
     _switches: ClassVar[tuple[str, ...]] = ("missing_values",)
 
     dataset: Annotated[str, Field(min_length=1)] = Field(
-        description="a data set that `polyfed datasets` lists, as 'digits' or 'csv:PATH', a folder of Parquet files "
-        "below root, or 'package.module:function' of your own"
+        description="a data set that `polyfed datasets` lists, as 'digits' or 'csv:PATH', or "
+        "'package.module:function' of your own"
     )
     root: str | None = Field(None, description="folder that holds the data sets' folders; default: $POLYFED_DATA")
     image_column: str | None = Field(None, description="Parquet column with images, where it is not clear")

@@ -27,7 +27,7 @@ class ActsWith:
 
     Attributes:
         key: the other field.
-        values: those of its values; text that ends in ":" stands for all that begins so. (): where it is on.
+        values: those of its values. (): where it is on.
         of: values of this field of which this holds; (): of all.
         several: whether the other field is a list that needs two different entries.
     """
@@ -46,7 +46,7 @@ class ActsWith:
             return any(entry != entries[0] for entry in entries)
         if not self.values:
             return bool(other)
-        return any(other == value or (_is_prefix(value) and str(other).startswith(value)) for value in self.values)
+        return other in self.values
 
     def wanted(self, other: Any) -> str:
         """What to set the other field to, in words; `other` is what it is."""
@@ -54,7 +54,7 @@ class ActsWith:
         if self.several:
             return f"set {key} to two or more"
         if self.values:
-            *most, last = [f"'{value}...'" if _is_prefix(value) else shown(value) for value in self.values]
+            *most, last = map(shown, self.values)
             return f"set {key} to {' or '.join([', '.join(most), last] if most else [last])}"
         if isinstance(other, bool):
             return f"set {key} to true"
@@ -113,7 +113,3 @@ def without_effect(fields: Mapping[str, Any], values: Mapping[str, Any], given: 
 def _is_zero(other: Any, needed: ActsWith) -> bool:
     """Whether the other field is a number that is off, and was set to that."""
     return not needed.values and isinstance(other, int | float) and not isinstance(other, bool) and other == 0
-
-
-def _is_prefix(value: Any) -> bool:
-    return isinstance(value, str) and value.endswith(":")

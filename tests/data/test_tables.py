@@ -451,7 +451,6 @@ def test_each_clients_numbers_are_standardized_by_its_own_training_rows(tmp_path
         scales.append(client.train.scale)
     assert len(set(scales)) == 3
     assert [round(scale.mean / 100) for scale in scales] == [0, 1, 2]
-    assert federated.label_table.tolist() == [[len(client.train)] for client in federated.clients]
 
 
 def test_partitions_by_class_are_refused(tmp_path: Path) -> None:

@@ -67,7 +67,6 @@ class FederatedDataset:
         source: what it was made from.
         unused: rows of the source that no client has: assigned to none, or cut off by `max_rows_per_client` and
             `max_test_per_client`.
-        label_table: (K, C) int64 counts of the clients' training labels; (K, 1) where numbers are predicted.
         groups: of a deal by group, the values that each client holds; empty for other deals.
         names: what the clients are called, where each holds one value.
         left_out: of a deal by group, the values of fewer rows than `min_samples`.
@@ -79,7 +78,6 @@ class FederatedDataset:
     classes: int
     source: DatasetSource
     unused: int
-    label_table: NDArray[np.int64]
     groups: tuple[tuple[str, ...], ...] = ()
     names: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -165,7 +163,6 @@ def build_federated_dataset(
         classes=source.classes,
         source=source,
         unused=unused - (0 if common_test is None else len(common_test)),
-        label_table=np.stack([np.bincount(deal.y[rows.train], minlength=deal.classes) for rows in clients]),
         groups=groups,
         names=names,
         left_out=left_out,

@@ -108,7 +108,6 @@ class Observation:
     Attributes:
         federation: after its run; None where it could not be made. error: what ended the run.
         scenes: the aggregations, as they were before each.
-        first_weights: all clients' weights after the first round.
         sent: client -> what came down to it in each main exchange.
         offenses: (kind, what was seen): "written" into what was given, "draws" from a global generator, "alias" of
             another's memory, "broadcast" that is not repeatable, "state" in the method object; "impure" and
@@ -125,7 +124,6 @@ class Observation:
         self.federation: Federation | None = None
         self.error: PolyfedError | None = None
         self.scenes: list[AggregationScene] = []
-        self.first_weights: dict[str, Tensor] = {}
         self.sent: dict[int, list[dict[str, Tensor]]] = {}
         self.offenses: dict[tuple[str, str], None] = {}
         self._as_sent: list[tuple[str, Tensor, Tensor]] = []
@@ -183,8 +181,6 @@ class Observation:
         return result
 
     def _broadcast(self, call: Callable[..., Message], server: Server, number: int) -> Message:
-        if server.round == 2 and not self.first_weights and self.federation is not None:
-            self.first_weights = {name: t.clone() for name, t in fixtures.weights(self.federation).items()}
         before = {name: id(t) for name, t in flatten(server.state).items()}
         first = call(server, number)
         self._all_tensors("broadcast", "a message", first)

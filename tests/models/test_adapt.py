@@ -48,7 +48,7 @@ class Skip(nn.Module):
         self.layer2 = Block(4)
         self.shift = nn.Parameter(torch.randn(4, 1, 1))
         self.register_buffer("scale", torch.rand(4, 1, 1))
-        self.norm = nn.LayerNorm(16)
+        self.drop, self.norm = nn.Dropout(0.4), nn.LayerNorm(16)
         self.fc = nn.Linear(16, 3)
         self.unused = nn.Linear(2, 2)
 
@@ -56,7 +56,7 @@ class Skip(nn.Module):
         x = F.max_pool2d(F.relu(self.bn1(self.conv1(x)), inplace=True), 2)
         x = self.layer1(x)
         y = self.layer2(x) * self.scale + self.shift + torch.arange(4.0).view(4, 1, 1)
-        x = F.dropout(torch.cat([x, y])[: x.shape[0]] + y, 0.4, self.training)
+        x = self.drop(torch.cat([x, y])[: x.shape[0]] + y)
         x = F.adaptive_avg_pool2d(x, 2)
         x = x.relu_().view(x.size(0), -1)
         return self.fc(self.norm(x) if gain is None else x * gain)
@@ -99,6 +99,17 @@ class Loops(nn.Module):
         return self.top["fc"](self.drop(self.top["wide"](h).relu()))
 
 
+class Mode(nn.Module):
+    """Asks for its mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.dropout(self.body(x), 0.4, self.training))
+
+
 class Draws(nn.Module):
     """Noise that does not depend on the input: a record would repeat it."""
 
@@ -136,7 +147,7 @@ CASES = [
     (Nested, "top.4", "backbone.stem"),
     (Nested, "top.4", "top.1"),
 ]
-UNRECORDED = [(Loops, "top.fc", None), (Draws, "fc", None), (Logits, "fc", None)]
+UNRECORDED = [(Loops, "top.fc", None), (Mode, "fc", None), (Draws, "fc", None), (Logits, "fc", None)]
 Make = Callable[[], nn.Module]
 
 
@@ -352,6 +363,7 @@ def shares(n: Any, x: Tensor) -> Tensor:
         (lambda n, x: n.fc(n.flat(n.conv(x))), "fcc", "conv", "no submodule 'fcc' to be its head; did you mean 'fc'"),
         (lambda n, x: n.fc(n.flat(n.lstm(x[:, 0])[0])), "fc", "lstm", "'lstm' returns several values"),
         (lambda n, x: n.fc(n.flat(n.conv(x)) + torch.randn(72)), "fc", "conv", "draws random numbers"),
+        (lambda n, x: n.fc(F.dropout(n.flat(n.conv(x)), 0.5, n.training)), "fc", "conv", "asks for its mode .*Dropout"),
     ],
 )
 def test_refused(run: Callable[[Any, Tensor], Any], head: str, extractor: str, says: str | None) -> None:

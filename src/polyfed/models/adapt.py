@@ -5,16 +5,16 @@ skip connections and functional calls stay where they are, and the parts put tog
 computes, in eval and in train mode. Recording only enters the modules that contain a named one; everything else is
 called as it is and may be written in any way.
 
-A forward that cannot be recorded (branches on values, loops over a length) can still be cut before its head: it is run
-as it is, and what it calls the head with is the representation (`CapturedHead`).
+A forward that cannot be recorded (branches on values or on its mode, loops over a length) can still be cut before its
+head: it is run as it is, and what it calls the head with is the representation (`CapturedHead`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
@@ -98,7 +98,7 @@ class Adapted(SplitModel):
     """
 
     original: nn.Module
-    _halves: Mapping[bool, tuple[Half, Half]]  # by mode: x to s_in, s_in to z
+    _halves: tuple[Half, Half]  # x to s_in, s_in to z
 
     def __init__(self, module: nn.Module, head: str, extractor: str | None, architecture: str) -> None:
         super().__init__(architecture, feature_dim=0)  # split sets the width
@@ -115,7 +115,7 @@ class Adapted(SplitModel):
 
     def extract(self, x: Tensor) -> Tensor:
         """The input to what leaves the named end of the extractor."""
-        s_in: Tensor = self._halves[self._mode()][0](self, x)
+        s_in: Tensor = self._halves[0](self, x)
         return s_in
 
     def transform(self, s_in: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class Adapted(SplitModel):
 
         Works on a copy, because layers such as ``ReLU(inplace=True)`` would overwrite the caller's `s_in`.
         """
-        return s_in if self.extractor_name is None else self._halves[self._mode()][1](self, s_in.clone())
+        return s_in if self.extractor_name is None else self._halves[1](self, s_in.clone())
 
     def part_of(self, name: str) -> Part:
         """Which part a name of this wrapper (``original.*``) belongs to."""
@@ -147,22 +147,8 @@ class Adapted(SplitModel):
         module.set_submodule(self._head, nn.Sequential(OrderedDict([*layers.items(), ("head", head)])))
         return split(module, f"{self._head}.head", self.extractor_name, architecture=self.architecture)
 
-    def _mode(self) -> bool:
-        """Which record applies, train or eval; they differ only where the module's own code asks for its mode."""
-        training = self.original.training
-        if self._mode_matters and any(self.original.get_submodule(name).training != training for name in self._entered):
-            where = " and ".join(name or "the module" for name in self._entered)
-            raise ConfigError(
-                f"{self.architecture} asks for its mode in its forward (functional dropout?), so {where} must be in "
-                "one mode; use nn.Dropout instead"
-            )
-        return training
-
     def _record(self) -> None:
-        """Cuts the forward in both modes; sets `_halves`, `_parts`, `_entered` and `_mode_matters`."""
-        named = [self._head] if self.extractor_name is None else [self._head, self.extractor_name]
-        dotted = [name.split(".") for name in named]
-        self._entered = sorted({".".join(steps[:i]) for steps in dotted for i in range(len(steps))})
+        """Cuts the forward; sets `_halves` and `_parts`."""
         try:
             cut = self._traced()
         except UnrecordedForward as reason:
@@ -173,52 +159,50 @@ class Adapted(SplitModel):
                     "polyfed.models.SequentialSplit(extractor, intermediate, head)"
                 ) from reason
             caught = CapturedHead(self._head, self.architecture)
-            self._parts = self._assign({})
-            self._halves = dict.fromkeys((True, False), (caught, caught))
-            self._mode_matters = False
+            self._parts = self._assign([])
+            self._halves = caught, caught
             return
-        self._parts = self._assign(cut)
-        self._halves = {mode: c.halves() for mode, c in cut.items()}
-        sources = [[str(n.format_node()) for n in c.nodes] for c in cut.values()]
-        self._mode_matters = sources[0] != sources[1]
+        self._parts = self._assign([("extractor", cut.before), ("intermediate", cut.after)])
+        self._halves = cut.halves()
 
-    def _traced(self) -> dict[bool, CutForward]:
-        """The recorded forward of either mode, divided."""
-        flags = [(m, m.training) for m in map(self.original.get_submodule, self._entered)]
-        traced: dict[bool, tuple[fx.Graph, nn.Module]] = {}
+    def _traced(self) -> CutForward:
+        """The recorded forward, divided; it is recorded in both modes, as a record cannot ask for its mode."""
+        named = [self._head] if self.extractor_name is None else [self._head, self.extractor_name]
+        dotted = [name.split(".") for name in named]
+        entered = sorted({".".join(steps[:i]) for steps in dotted for i in range(len(steps))})
+        flags = [(m, m.training) for m in map(self.original.get_submodule, entered)]
+        sources = []
         try:
             for mode in (True, False):
                 for m, _ in flags:
                     m.training = mode
-                traced[mode] = trace_forward(self.original, self._entered)
+                graph, root = trace_forward(self.original, entered)
+                sources.append([str(node.format_node()) for node in graph.nodes])
         finally:
             for m, flag in flags:
                 m.training = flag
-        cut: dict[bool, CutForward] = {}
-        for mode, (graph, root) in traced.items():
-            cut[mode] = CutForward(graph, self._head, self.extractor_name, self.architecture)
-            self._adopt_constants(graph, root, mode)
+        if sources[0] != sources[1]:
+            raise UnrecordedForward("its forward asks for its mode (functional dropout?); call a layer, as nn.Dropout")
+        cut = CutForward(graph, self._head, self.extractor_name, self.architecture)
+        self._adopt_constants(graph, root)
         return cut
 
-    def _adopt_constants(self, graph: fx.Graph, root: nn.Module, mode: bool) -> None:
+    def _adopt_constants(self, graph: fx.Graph, root: nn.Module) -> None:
         """Tensors that the forward makes out of nothing were left on `root`: keep them here, as buffers not saved."""
         for node in graph.nodes:
             if node.op == "get_attr" and not node.target.startswith(f"{ROOT}."):
-                name = f"_{'train' if mode else 'eval'}{node.target}"
+                name = f"_own{node.target}"
                 self.register_buffer(name, getattr(root, node.target), persistent=False)
                 node.target = name
 
-    def _assign(self, cut: dict[bool, CutForward]) -> dict[str, Part]:
+    def _assign(self, sides: Sequence[tuple[Part, Sequence[fx.Node]]]) -> dict[str, Part]:
         """The part of every state-dict key, parameter and buffer, from which side of the cut uses it."""
         used: dict[str, Part] = {f"{ROOT}.{self._head}": "head"}
-        for c in cut.values():
-            for part, nodes in (("extractor", c.before), ("intermediate", c.after)):
-                for node in nodes:
-                    if node.op not in ("call_module", "get_attr"):
-                        continue
-                    name = str(node.target)
-                    if used.setdefault(name, cast(Part, part)) != part and self._trainable(node):
-                        self._shared(name, used[name], part)
+        for part, nodes in sides:
+            for node in (one for one in nodes if one.op in ("call_module", "get_attr")):
+                name = str(node.target)
+                if used.setdefault(name, part) != part and self._trainable(node):
+                    self._shared(name, used[name], part)
         unused: Part = "extractor" if self.extractor_name is None else "intermediate"
         names = dict.fromkeys(self.state_dict())
         names |= dict.fromkeys(name for name, _ in self.named_buffers())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterator
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from polyfed.records.fields import FieldType, Record
 from polyfed.records.schema import RoundRecord, RunResult, Summary
 from polyfed.records.stored_files import ModelEntry, Normalization
 
 TABLES: dict[str, type[Record]] = {"summary": Summary, "round": RoundRecord, "result": RunResult, "model": ModelEntry}
+SINGLE = {float: "number", int: "integer", bool: "Boolean", str: "string"}  # kinds of single values
 EXPLAINED_ELSEWHERE = {"Summary", "FigureSummary"}  # in the section on figures
 NOT_OF_THEIR_FIELD = {("ModelEntry", "prepare"): Normalization}  # of a field that may hold something else as well
 
@@ -70,9 +71,11 @@ def _models_in(hint: Any) -> Iterator[type[Record]]:
 
 def _shape(hint: Any, plural: bool = False) -> str:
     """What a value is, in words: "list of integers"."""
-    if get_origin(hint) is Annotated:
-        return _annotated_shape(hint, plural)
     origin = get_origin(hint)
+    if origin is Annotated:
+        return _annotated_shape(hint, plural)
+    if origin is Literal:
+        return " or ".join(f"`{text}`" for text in get_args(hint))
     if origin in (Union, types.UnionType):
         shape = _shape(_other_than_null(hint), plural)
         return f"{shape}, or null" if " of " in shape else f"{shape} or null"
@@ -92,9 +95,8 @@ def _shape(hint: Any, plural: bool = False) -> str:
 
 def _annotated_shape(hint: Any, plural: bool) -> str:
     inner, *marks = get_args(hint)
-    kinds = [mark for mark in marks if isinstance(mark, FieldType)]
-    if kinds:
-        return kinds[0].many if plural else kinds[0].one
+    if any(isinstance(mark, FieldType) for mark in marks):
+        return f"{SINGLE[inner]}s" if plural else SINGLE[inner]
     if get_origin(inner) in (Union, types.UnionType):  # a key that is only sometimes there, and then not null
         inner = _other_than_null(inner)
     return _shape(inner, plural)

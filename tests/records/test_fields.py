@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -17,7 +17,6 @@ from polyfed.records.fields import (
     Text,
     count_between,
     number_between,
-    one_of,
     validated,
 )
 
@@ -37,10 +36,10 @@ class Everything(Record):
     text: IfPresent[Text] = None
     share: IfPresent[Annotated[float, number_between(0, 1)]] = None
     few: IfPresent[Annotated[int, count_between(1, 3)]] = None
-    unit: IfPresent[Annotated[str, one_of("client", "sample")]] = None
+    unit: IfPresent[Literal["client", "sample"]] = None
     counts: list[Count] = []
     by_name: dict[str, list[Count]] = {}
-    by_unit: dict[Annotated[str, one_of("client", "sample")], Number] = {}
+    by_unit: dict[Literal["client", "sample"], Number] = {}
 
 
 @pytest.mark.parametrize(
@@ -76,10 +75,10 @@ def test_what_fits_stays_as_it_is(key: str, value: Any) -> None:
         ({"text": 5}, "'text': expected a text, got 5"),
         ({"share": 1.5}, "'share': expected a number from 0 to 1, got 1.5"),
         ({"few": 0}, "'few': expected a whole number from 1 to 3, got 0"),
-        ({"unit": "row"}, "'unit': expected one of client, sample, got 'row'"),
+        ({"unit": "row"}, "'unit': expected 'client' or 'sample', got 'row'"),
         ({"counts": [0, "x"]}, "'counts[1]': expected a whole number, got 'x'"),
         ({"by_name": {"a": [0, None]}}, "'by_name.a[1]': expected a whole number, got None"),
-        ({"by_unit": {"row": 1.0}}, "'by_unit': expected one of client, sample, got 'row'"),
+        ({"by_unit": {"row": 1.0}}, "'by_unit': expected 'client' or 'sample', got 'row'"),
         ([1], "expected an object, got [1]"),
     ],
 )

@@ -31,13 +31,10 @@ class FieldType:
     """A kind of single value, to be put into `Annotated`.
 
     Attributes:
-        name: "a number", for errors. one, many: "number", "numbers", for the page of records. fits: whether a value is
-        of this kind.
+        name: "a number", for errors. fits: whether a value is of this kind.
     """
 
     name: str
-    one: str
-    many: str
     fits: Callable[[Any], bool]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -75,32 +72,25 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
-Number = Annotated[float, FieldType("a number", "number", "numbers", _is_number)]
-Loss = Annotated[float, FieldType("a number", "number", "numbers", _is_loss)]  # of any size, as training may diverge
-Score = Annotated[float, FieldType("a number", "number", "numbers", _is_score)]
-Figure = Annotated[float, FieldType("a number", "number", "numbers", _is_figure)]  # a user's own may be infinite
-Count = Annotated[int, FieldType("a whole number", "integer", "integers", _is_count)]
-Flag = Annotated[bool, FieldType("true or false", "Boolean", "Booleans", lambda value: isinstance(value, bool))]
-Text = Annotated[str, FieldType("a text", "string", "strings", lambda value: isinstance(value, str))]
+Number = Annotated[float, FieldType("a number", _is_number)]
+Loss = Annotated[float, FieldType("a number", _is_loss)]  # of any size, as training may diverge
+Score = Annotated[float, FieldType("a number", _is_score)]
+Figure = Annotated[float, FieldType("a number", _is_figure)]  # a user's own may be infinite
+Count = Annotated[int, FieldType("a whole number", _is_count)]
+Flag = Annotated[bool, FieldType("true or false", lambda value: isinstance(value, bool))]
+Text = Annotated[str, FieldType("a text", lambda value: isinstance(value, str))]
 
 
 def number_between(low: float, high: float) -> FieldType:
     """A number from `low` to `high`."""
     name = f"a number from {low:g} to {high:g}"
-    return FieldType(name, "number", "numbers", lambda value: _is_number(value) and low <= value <= high)
+    return FieldType(name, lambda value: _is_number(value) and low <= value <= high)
 
 
 def count_between(low: int, high: int) -> FieldType:
     """A whole number from `low` to `high`."""
     name = f"a whole number from {low} to {high}"
-    return FieldType(name, "integer", "integers", lambda value: _is_count(value) and low <= value <= high)
-
-
-def one_of(*texts: str) -> FieldType:
-    """One of these texts."""
-    quoted = " or ".join(f"`{text}`" for text in texts)
-    name = f"one of {', '.join(texts)}"
-    return FieldType(name, quoted, quoted, lambda value: isinstance(value, str) and value in texts)
+    return FieldType(name, lambda value: _is_count(value) and low <= value <= high)
 
 
 def _refuse_null(value: Any) -> Any:
@@ -164,7 +154,7 @@ def _line(error: ValidationError, place: str) -> str:
         expected = f"the key '{steps.pop()}'"
         got = "none"
     else:
-        expected = _EXPECTED.get(first["type"]) or first["msg"]
+        expected = _EXPECTED.get(first["type"]) or first.get("ctx", {}).get("expected") or first["msg"]
         got = f"{_SHORT.repr(first['input']):.{_LONGEST}}"
     where = _path(place, steps)
     text = f"expected {expected}, got {got}"

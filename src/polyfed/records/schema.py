@@ -30,12 +30,11 @@ from polyfed.records.fields import (
     Text,
     count_between,
     number_between,
-    one_of,
 )
 from polyfed.records.main_score import ACCURACY, RMSE, MainScore, as_accuracy
 
 Whole = Annotated[int, count_between(0, 2**40)]
-Unit = Annotated[str, one_of("client", "sample")]  # what noise hides: whether a client takes part, or one of its rows
+Unit = Literal["client", "sample"]  # what noise hides: whether a client takes part, or one of its rows
 
 
 class BufferedUpload(Record):
@@ -90,9 +89,7 @@ class SumRecord(Record):
 class ReleaseRecord(Record):
     """One noised release, the same for all of its `clients`."""
 
-    what: Annotated[
-        Literal["upload", "features", "training", "sums"], one_of("upload", "features", "training", "sums")
-    ] = Field(description="what the noise was added to")
+    what: Literal["upload", "features", "training", "sums"] = Field(description="what the noise was added to")
     unit: Unit = Field(description="what the noise hides: whether a client takes part, or what one of its rows holds")
     noise: Annotated[float, number_between(1e-9, 1e18)] = Field(
         description="standard deviation of the noise, divided by the sensitivity"
@@ -257,7 +254,7 @@ class EvaluationFacts(Record):
     min_delta: IfPresent[Number] = Field(
         None, description="smallest gain in validation accuracy that counts as an improvement"
     )
-    round: Annotated[str, one_of("last", "best")] = Field(
+    round: Literal["last", "best"] = Field(
         "last",
         description="whose scores the result holds: those after the last round, or, with `evaluation.patience` and "
         'with `run.keep = "best"`, after the round with the best validation score',
@@ -325,8 +322,8 @@ class RunResult(ScoredRecord):
     hyperparameters: IfPresent[dict[str, Any]] = Field(None, description="all hyperparameters of the method")
     label: Text | None = Field(None, description="name of the variant, if it has one")
     dataset: Text = Field(description="name of the data set")
-    score: Annotated[str, one_of(ACCURACY.name, RMSE.name)] = Field(
-        ACCURACY.name,
+    score: Literal["accuracy", "rmse"] = Field(
+        "accuracy",
         description="only where numbers are predicted: `rmse`, the main score, which all keys below and in "
         "`rounds.jsonl` have in place of `accuracy`",
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from polyfed.records.fields import Count, Flag, IfPresent, Number, Record, Text, one_of
+from polyfed.records.fields import Count, Flag, IfPresent, Number, Record, Text
 
 Section = dict[str, Any]  # settings by name, as the recipe's own model has checked them
 
@@ -93,7 +93,7 @@ class TextColumn(Record):
 
     column: Text | None = Field(description="the column that held them")
     sha256: Text = Field(description="checksum of `words.txt`, the words that have ids, in order")
-    tokens: IfPresent[Annotated[str, one_of("words", "characters", "fedrep")]] = Field(
+    tokens: IfPresent[Literal["words", "characters", "fedrep"]] = Field(
         None, description="the rule by which texts are cut, `data.tokens`; `fedrep` in folders of earlier versions"
     )
 
@@ -196,7 +196,7 @@ class ModelEntry(Record):
     frozen: IfPresent[FrozenWeights] = Field(
         None, description="only with an auxiliary network that nobody trains, which is built again from its name"
     )
-    personalize: IfPresent[Annotated[str, one_of("tuned", "shares")]] = Field(
+    personalize: IfPresent[Literal["tuned", "shares"]] = Field(
         None, description="how what it receives becomes its own, `method.personalize`"
     )
     stage: Text = Field(

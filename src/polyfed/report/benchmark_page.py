@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from polyfed.escaping import markdown_text
 from polyfed.records.main_score import MainScore
 from polyfed.records.read import flat_table, write_whole
@@ -76,9 +74,9 @@ def to_markdown(
     parts += _primary(found, primary)
     for one in found:
         parts += _about_setting(one)
-    frame = pd.concat([one.frame for one in found])
-    runs = frame["value"][frame["metric"] == "processor_seconds"].sum()
-    trials = sum(row.tuning.processor_seconds or 0.0 for one in found for row in one.rows if row.tuning)
+    rows = [row for one in found for row in one.rows]
+    runs = sum(seconds or 0.0 for row in rows for seconds in row.figures.get("processor_seconds", {}).values())
+    trials = sum(row.tuning.processor_seconds or 0.0 for row in rows if row.tuning)
     parts.append(f"Processor time: {human_seconds(runs)} of all scored runs, {human_seconds(trials)} of all trials.")
     return "\n\n".join(parts) + "\n"
 

@@ -1,35 +1,30 @@
 """The figures of a benchmark: one small JSON file per setting.
 
 A file says what was run: the recipe, each row's hyperparameters and how they were chosen; and each row's figures, by
-metric and seed. Tables are made of `SettingResult.frame`, which has a line for each figure. Apart from processor
-seconds, equal runs give equal files.
+metric and seed. Apart from processor seconds, equal runs give equal files.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-import pandas as pd
 from pydantic import Field
 
 from polyfed.errors import ConfigError
 from polyfed.escaping import json_text
-from polyfed.records.fields import Count, Number, Record, Text, one_of, validated
+from polyfed.records.fields import Count, Number, Record, Text, validated
 from polyfed.records.main_score import ACCURACY, RMSE, MainScore
 from polyfed.records.read import parse_json, write_whole
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import RunRecord, rows_of_pooled
 from polyfed.report.statistics import Estimate, finite, mean_of, resplit_ratio
 
-# in the order of rows
-CONTROLS = (
-    *("", "targets", "alone", "own-linear", "own-boosting", "own-forest"),
-    *("pooled", "pooled-shares", "pooled-tuned"),
-)
+Control = Literal[  # in the order of rows
+    "", "targets", "alone", "own-linear", "own-boosting", "own-forest", "pooled", "pooled-shares", "pooled-tuned"
+]
 METRICS = ("{score}", "validation", "{score}_best_by_validation", "bytes_up", "bytes_down", "processor_seconds")
 Part = Literal["training", "validation", "test"]
 PARTS: dict[Part, str] = {  # of a client's rows, as a run records them
@@ -70,7 +65,7 @@ class RowResult(Record):
 
     name: Text
     method: Text
-    control: Annotated[str, one_of(*CONTROLS)]
+    control: Control
     hyperparameters: dict[str, Any]
     stage: Text
     tuning: Tuning | None = None
@@ -116,19 +111,6 @@ class SettingResult(Record):
         """The scored seeds of all rows."""
         return sorted({seed for own in self.scores.values() for seed in own})
 
-    @functools.cached_property
-    def frame(self) -> pd.DataFrame:
-        """A line for each figure: row, method, control, metric, seed, value; what is not known is NaN."""
-        lines = [
-            (row.name, row.method, row.control, metric, int(seed), value)
-            for row in self.rows
-            for metric, by_seed in row.figures.items()
-            for seed, value in by_seed.items()
-        ]
-        return pd.DataFrame(lines, columns=["row", "method", "control", "metric", "seed", "value"]).astype(
-            {"value": float}
-        )
-
     def rows_per_client(self, *parts: Part) -> float | None:
         """Of these `PARTS` together, mean over clients and seeds; None where it is not known."""
         return mean_of([sum(rows[part] for part in parts) / self.clients for rows in self.client_rows.values()])
@@ -141,16 +123,14 @@ class SettingResult(Record):
 
     def means(self, metric: str) -> list[float | None]:
         """A metric's mean over the seeds of each row; None where that of a seed is not known."""
-        found = self.frame[self.frame["metric"] == metric].groupby("row")["value"].agg(mean_of)
-        return [finite(found.get(name)) for name in self.names]
+        return [mean_of([*row.figures.get(metric, {}).values()]) for row in self.rows]
 
-    @functools.cached_property
+    @property
     def scores(self) -> dict[str, dict[int, float | None]]:
         """Row -> seed -> its score."""
-        lines = self.frame[self.frame["metric"] == self.score]
         return {
-            str(row): dict(zip(own["seed"].tolist(), map(finite, own["value"].tolist()), strict=True))
-            for row, own in lines.groupby("row", sort=False)
+            row.name: {int(seed): finite(value) for seed, value in row.figures.get(self.score, {}).items()}
+            for row in self.rows
         }
 
     @property
@@ -177,18 +157,21 @@ def rows_of(
     by_name: dict[str, list[RunRecord]] = {}
     for run in sorted(rows_of_pooled(runs), key=lambda run: run.seed):
         by_name.setdefault(run.control if run.control.startswith("pooled") else name, []).append(run)
-    return [
-        RowResult(
-            name=row,
-            method=own[0].method,
-            control=own[0].control or ("targets" if is_control else ""),
-            hyperparameters=_hyperparameters(own[0], recipe),
-            stage=own[0].stage,
-            tuning=tuning.get(row),
-            figures=_figures_of(own),
+    rows = []
+    for row, own in by_name.items():
+        control: Any = own[0].control or ("targets" if is_control else "")
+        rows.append(
+            RowResult(
+                name=row,
+                method=own[0].method,
+                control=control,
+                hyperparameters=_hyperparameters(own[0], recipe),
+                stage=own[0].stage,
+                tuning=tuning.get(row),
+                figures=_figures_of(own),
+            )
         )
-        for row, own in by_name.items()
-    ]
+    return rows
 
 
 def _hyperparameters(run: RunRecord, recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,7 +215,7 @@ def add_rows(
 
     def place(row: RowResult) -> tuple[int, int, str]:
         method = row.name.removesuffix("-alone") if row.control == "alone" else row.name
-        return CONTROLS.index(row.control), order.index(method) if method in order else len(order), row.name
+        return get_args(Control).index(row.control), order.index(method) if method in order else len(order), row.name
 
     update = {
         "data": {seed: data[seed] for seed in sorted(data, key=int)},

@@ -64,7 +64,7 @@ def resolve(
             raise ConfigError(f"unknown preset '{name}'{hint}")
         table = {section: values for section, values in presets[name].items() if section != "note"}
         changed = [tuple(key.split(".")) for key in flat_table(table)]
-        resolved = _drop_idle(_lay_over(resolved, table), changed)
+        resolved = _drop_idle(join(resolved, table), changed)
     if names:
         notes = "; ".join(presets[name]["note"] for name in names if "note" in presets[name])
         resolved = join(resolved, {"run": {"preset": ",".join(names)} | ({"preset_note": notes} if notes else {})})
@@ -101,22 +101,16 @@ def _checked_presets(presets: Any, run: Any) -> Mapping[str, Any]:
     return presets
 
 
-def _lay_over(own: Any, more: Any, place: tuple[str, ...] = ()) -> Any:
-    """Tables are joined key by key; a method's table that names another method is replaced as a whole."""
+def join(own: Any, more: Any, place: tuple[str, ...] = ()) -> Any:
+    """Both as one, tables key by key and those in them likewise; what `more` says counts.
+
+    A method's table that names another method is replaced as a whole. place: the keys that lead to both in a recipe.
+    """
     if not isinstance(own, Mapping) or not isinstance(more, Mapping):
         return copy.deepcopy(more)
     if place and place[0] in ("method", "methods") and more.get("name", own.get("name")) != own.get("name"):
         return copy.deepcopy(more)
-    return dict(own) | {key: _lay_over(own.get(key), value, (*place, key)) for key, value in more.items()}
-
-
-def join(own: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Both tables as one, key by key, those in them likewise; what `more` says counts."""
-    joined = dict(own)
-    for key, value in more.items():
-        before = joined.get(key)
-        joined[key] = join(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return joined
+    return dict(own) | {key: join(own.get(key), value, (*place, key)) for key, value in more.items()}
 
 
 # single settings ----------------------------------------------------------------------------------------------------

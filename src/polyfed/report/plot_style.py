@@ -91,14 +91,14 @@ def empty_figure(title: str, about: str) -> tuple[Figure, Any]:
 
 
 def canvas(
-    title: str, about: str, height: float, rows: int = 1, columns: int = 1, width: float = WIDTH, **options: Any
+    title: str, about: str, height: float, rows: int = 1, columns: int = 1, width: float = WIDTH
 ) -> tuple[Figure, list[list[Any]]]:
     """A figure with a grid of axes under a title and a caption, which are wrapped to its width.
 
     Args:
         title, about: what is over it. height, width: inches of the grid; title, caption and legend stand around it, and
             are in the file, which is cut to what is drawn.
-        rows, columns: of the grid. options: for `matplotlib.figure.Figure.subplots`.
+        rows, columns: of the grid.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -112,7 +112,7 @@ def canvas(
         look: dict[str, Any] = {"size": size, "weight": weight, "color": color, "linespacing": _LINE - 0.15}
         figure.text(0, 1 + used, "\n".join(lines), va="bottom", parse_math=False, **look)
         used += len(lines) * size * _LINE / 72 / height
-    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    axes = figure.subplots(rows, columns, squeeze=False)
     for one in axes.flat:
         one.tick_params(labelsize=_TEXT)
         one.xaxis.label.set_size(_TEXT + 0.5)

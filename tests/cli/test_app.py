@@ -157,7 +157,7 @@ def test_report_makes_the_table_again_from_folders(polyfed_: Terminal) -> None:
     assert {"comparison.md", "accuracy-by-bytes.png", "accuracy-by-bytes.svg", "report.html"} <= {
         path.name for path in Path("elsewhere").iterdir()
     }
-    assert "To reach an accuracy of 1.00 %" in polyfed_("report", "all", "--target", "1 %").out
+    assert "To reach an accuracy of 1.00 %" in polyfed_("report", "all", "--target", "0.01").out
 
 
 # In a process of its own

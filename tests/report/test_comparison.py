@@ -157,7 +157,7 @@ def test_what_has_learnt_nothing_leads_nowhere(accuracy: float, leader: str | No
 
 
 def test_a_target(two_by_two: Path) -> None:
-    section = section_of(two_by_two, target="58.5 %")
+    section = section_of(two_by_two, target=0.585)
     assert list(section.rows["target_accuracy"]) == pytest.approx([0.585, 0.585])
     assert list(section.rows["target_reached"]) == [0, 2]
     assert list(section.rows["target_rounds"]) == [None, 2.5]  # rounds 3 and 2
@@ -168,7 +168,7 @@ def test_a_target(two_by_two: Path) -> None:
     assert cells in [line.split() for line in to_text(table).splitlines()]
     assert {"target_rounds", "target_bytes"} <= set(to_csv(table).splitlines()[0].split(","))
     with pytest.raises(ConfigError, match="target: expected"):
-        compared(two_by_two, target="a lot")
+        compared(two_by_two, target=60)
 
 
 def test_csv_keeps_exact_bytes(make: Any) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyfed.errors import ConfigError
 from polyfed.report.frames import round_frame
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
-from polyfed.report.statistics import Estimate, leader, parse_target, resplit_ratio, to_target, total
+from polyfed.report.statistics import Estimate, leader, resplit_ratio, to_target, total
 
 
 @pytest.mark.parametrize("values", [[0.5, 0.7, 0.5], [0.1, 0.2, 0.15, 0.3, 0.22]])
@@ -141,19 +140,6 @@ def test_who_may_not_lead_stands_in_the_way() -> None:
 
 
 # targets --------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("text", [0.6, "60 %", " .6 ", "60%"])
-def test_targets_as_one_writes_them(text: str | float) -> None:
-    assert parse_target(text) == pytest.approx(0.6)
-
-
-@pytest.mark.parametrize("text", ["", "0", "1.2", "-0.5", "101 %", "90 % of fedgh", "nan", "0.6 0.7"])
-def test_what_is_no_target(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^target: expected an accuracy such as 0\.6 or '60 %'"):
-        parse_target(text)
-    with pytest.raises(ConfigError, match="got '90'; did you mean '90 %'"):
-        parse_target("90")
-
-
 def needed(folder: Path, accuracy: float = 0.6, stage: str = "personal") -> dict[str, list[float | None]]:
     """By the runs of a folder, which are one row; seed by seed."""
     (group,), _ = group_runs(load_runs(folder))

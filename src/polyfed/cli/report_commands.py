@@ -20,7 +20,7 @@ def report(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [the first DIR].")] = None,
     clients: Annotated[bool, typer.Option("--clients", help="Print a line for each client, too.")] = False,
     target: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="Also what it took to reach an accuracy: 0.6 or '60 %'.")
+        float | None, typer.Option(metavar="SHARE", help="Also what it took to reach an accuracy, such as 0.6.")
     ] = None,
 ) -> None:
     """Table, curves and a page of finished runs.
@@ -30,7 +30,7 @@ def report(
 
     \b
     polyfed report runs/quickstart --clients
-    polyfed report runs/quickstart --target "60 %"
+    polyfed report runs/quickstart --target 0.6
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.report.comparison import compare_runs
     from polyfed.report.comparison_tables import to_text

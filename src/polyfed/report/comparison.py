@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from polyfed.errors import ConfigError
 from polyfed.records import paper_tables
 from polyfed.records.main_score import ACCURACY, MainScore
 from polyfed.report import paper_results
@@ -30,7 +31,6 @@ from polyfed.report.statistics import (
     finite,
     leader,
     mean_of,
-    parse_target,
     scores_by_seed,
     to_target,
     whole,
@@ -55,19 +55,20 @@ _NEIGHBORS = {
 }
 
 
-def compare_runs(runs: Iterable[RunRecord], target: str | float | None = None) -> Table:
+def compare_runs(runs: Iterable[RunRecord], target: float | None = None) -> Table:
     """Compare runs, grouped by name over seeds; different data, clients or rounds give separate tables.
 
     Args:
         runs: from ``load_runs``.
-        target: an accuracy, 0.6 or "60 %": also give the rounds, bytes and seconds that it took.
+        target: an accuracy, in (0, 1]: also give the rounds, bytes and seconds that it took.
 
     Raises:
-        ConfigError: no finished run, two runs with the same name and seed, or a target that is none.
+        ConfigError: no finished run, two runs with the same name and seed, or no such target.
     """
-    wanted = None if target is None else parse_target(target)
+    if target is not None and not 0 < target <= 1:
+        raise ConfigError(f"target: expected an accuracy above 0 and at most 1, got {target:g}")
     groups, notes = group_runs(rows_of_pooled(runs))
-    return Table(tuple(compare_group(group, wanted) for group in groups), notes)
+    return Table(tuple(compare_group(group, target) for group in groups), notes)
 
 
 def compare_group(group: Group, target: float | None = None) -> ComparisonGroup:

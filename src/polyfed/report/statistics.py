@@ -26,7 +26,6 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from polyfed.errors import ConfigError
 from polyfed.records.main_score import MainScore
 from polyfed.report.run_records import RunRecord
 
@@ -37,7 +36,6 @@ LEVEL = 0.95
 SEEDS = 3  # fewer say nothing of chance
 BySeed = Mapping[int, float | None]  # seed -> main score
 _RESPLIT = re.compile(r"(\d+):(\d+):(\d+)")
-_TARGET = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%?)")
 
 
 # numbers that may not be known ------------------------------------------------------------------------------------
@@ -233,21 +231,6 @@ def leader(
 
 
 # to a target ------------------------------------------------------------------------------------------------------
-def parse_target(text: str | float) -> float:
-    """An accuracy to be reached, in (0, 1], of ``0.6`` or ``"60 %"``.
-
-    Raises:
-        ConfigError: something else, or not between 0 and 1 (100 %).
-    """
-    found = _TARGET.fullmatch(str(text).strip())
-    number, percent_sign = ("0", "") if found is None else found.groups()
-    share = float(number) / 100 if percent_sign else float(number)
-    if not 0 < share <= 1:
-        hint = f"; did you mean '{number} %'?" if not percent_sign and 1 < share <= 100 else ""
-        raise ConfigError(f"target: expected an accuracy such as 0.6 or '60 %', got '{text}'{hint}")
-    return share
-
-
 def to_target(rounds: pd.DataFrame, seeds: Sequence[int], accuracy: float) -> dict[str, dict[int, float | None]]:
     """What a row's runs needed to reach an accuracy (in [0, 1]), seed by seed; None where one has not reached it.
 

@@ -15,6 +15,7 @@ from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import load_dataset
 from polyfed.data.inference_inputs import InputSpec, read
+from polyfed.data.labeled_texts import load_word_vectors
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load
@@ -37,6 +38,7 @@ USES: dict[str, Callable[[str], object]] = {
     **{kind: lambda name, kind=kind: load_dataset(f"{kind}:{name}") for kind in ("csv", "npz", "images", "clients")},
     "root": lambda name: load_dataset("cifar10", name),
     "parquet": lambda name: load_dataset("cifar10", name),
+    "vectors": lambda name: load_word_vectors(Path(name), {"a"}),
     "new inputs": lambda name: read(Path(name), InputSpec((2,), torch.float32, None, ("a", "b"))),
     "recipe": lambda name: pf.run(name),
     "model": lambda name: load(name, 0),

@@ -17,6 +17,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.data.arrow_tables import open_parquet
 from polyfed.data.datasets import load_dataset
 from polyfed.data.inference_inputs import InputSpec, read
+from polyfed.data.labeled_texts import load_word_vectors
 from polyfed.data.samples import upright
 from polyfed.errors import ConfigError
 from tests.helpers.quick import others_slow
@@ -35,6 +36,7 @@ def test_an_archive_as_people_pack_them_is_read(tmp_path: Path) -> None:
 READERS: dict[str, Callable[[Path], object]] = {
     "csv": lambda path: load_dataset(f"csv:{path}"),
     "csv of texts": lambda path: load_dataset(f"csv:{path}", text_column="text"),
+    "vectors": lambda path: load_word_vectors(path, {"a"}),
     "parquet": lambda path: open_parquet(path),
     "new inputs": lambda path: read(path, InputSpec((2,), torch.float32, None, ("a", "b"), ("c", "d"))),
     "recipe": Recipe.load,

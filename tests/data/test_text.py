@@ -1,4 +1,4 @@
-"""Texts: words, vocabulary, ids, users federated in groups, and what is refused."""
+"""Texts: words, vocabulary, ids, files of word vectors, users federated in groups, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from polyfed.data.datasets import load_dataset
+from polyfed.data.labeled_texts import load_word_vectors
 from polyfed.data.partition import hash_groups
 from polyfed.data.text import tokenize, vocabulary
 from tests.helpers.refusals import refusal
@@ -65,6 +66,7 @@ def test_the_vocabulary_is_the_most_frequent_words_and_ties_are_alphabetical() -
     texts = [["b", "a", "c"], ["c", "d"], ["c", "d"]]
     assert vocabulary(texts, 9) == ("c", "d", "a", "b")
     assert vocabulary(texts, 3) == ("c", "d", "a")
+    assert vocabulary(texts, 9, known={"a", "d", "x"}) == ("d", "a")
 
 
 def test_sentiment140_is_ids_and_no_word_of_the_test_side_has_one(root: Path) -> None:
@@ -128,6 +130,32 @@ def test_what_a_csv_file_of_texts_must_have(tmp_path: Path) -> None:
     assert "a label in line 2 of column 'label'" in refused(put(place, "text,label\na,\n"), **words)
     assert "two or more classes, got '1' alone" in refused(put(place, "text,label\na,1\nb,1\n"), **words)
     assert "expected classes, whole numbers or words" in refused(put(place, "text,label\na,.5\nb,1\n"), **words)
+
+
+def test_vectors_are_those_of_the_file_and_only_its_words_are_known(root: Path) -> None:
+    file = root / "glove.txt"
+    file.write_text("day 1 2\nzebra 9 9\n. . 5 5\ngood -1.5 1e-1\nother 0 0\n", encoding="utf-8")
+    source = load_dataset("sentiment140", root, word_vectors=str(file))
+    assert isinstance(source.words, torch.Tensor)
+    torch.testing.assert_close(source.words, torch.tensor([[0, 0], [0, 0], [-1.5, 0.1], [1, 2]]))
+    assert source.train.x[0, :4].tolist() == [2, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"day 1 2\ngood 1\n", "expected a word and 2 numbers on every line of .*, as on the first, got 1 in line 2"),
+        (b"day 1 2\ngood 1 nan\n", "expected finite numbers in line 2 of .*, got '1 nan'"),
+        (b"day 1 1e39\n", "expected finite numbers in line 1 of .*, got '1 1e39'"),
+        (b"day 1 2\n\xff\xfe 1 2\n", "expected UTF-8 in data.word_vectors"),
+        (b"zebra 1 2\n", "expected words of the training texts in data.word_vectors .*, got none of them"),
+        (b"day\n", "expected a word and its numbers on every line"),
+    ],
+)
+def test_wrong_vectors_are_one_clear_line(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "vectors.txt"
+    file.write_bytes(content)
+    assert re.search(message, refusal(lambda: load_word_vectors(file, {"day", "good"})))
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ SMALL = {
 }
 CSV = b"height,width,kind,label\n1.5,2,a,yes\n-1e3,0.25,b,no\n0,7,c,yes\n2,3,d,no\n"
 TEXTS = b"text,label\nso good,1\nso bad,0\ngood .,1\nbad,0\n"
+VECTORS = b"so 0.1 -0.2 0.3\ngood 1 2 3\nbad -1 -2 -3\n. 0 0 1\n"
 
 
 class Files(dict[str, bytes]):
@@ -182,14 +183,15 @@ def image(mode: str, form: str) -> bytes:
 IMAGES = [image("L", "PNG"), image("RGB", "PNG"), image("RGB", "JPEG"), image("L", "GIF")]
 
 
-@given(table=damaged(CSV, 6), texts=damaged(TEXTS, 6))
-def test_tables_and_texts(table: bytes, texts: bytes) -> None:
+@given(table=damaged(CSV, 6), texts=damaged(TEXTS, 6), vectors=damaged(VECTORS, 6))
+def test_tables_and_texts(table: bytes, texts: bytes, vectors: bytes) -> None:
     for read in (
         lambda folder: load_dataset(f"csv:{folder / 'table.csv'}"),
         lambda folder: load_dataset(f"csv:{folder / 'texts.csv'}", text_column="text"),
+        lambda folder: load_dataset(f"csv:{folder / 'good.csv'}", text_column="text", word_vectors=folder / "v.txt"),
     ):
         with harmless_folder() as folder:
-            write(folder, {"table.csv": table, "texts.csv": texts})
+            write(folder, {"table.csv": table, "texts.csv": texts, "good.csv": TEXTS, "v.txt": vectors})
             read(folder)
 
 

@@ -82,11 +82,13 @@ def test_padding_changes_nothing(name: str) -> None:
         assert not torch.allclose(model(other)[1], scores[1]), "the last word counts"
     if name in TEXTS:
         assert model.feature_dim == 512
+        with pytest.raises(ConfigError, match="learns its words' vectors"):
+            build(name, (12,), 4, words=torch.zeros(40, 50))
 
 
 def test_recurrent_networks_are_torchs_on_each_text_alone() -> None:
     model = build("text-bilstm", (12,), 4, words=40).eval()
-    layer = model.get_submodule("extractor.lstm")
+    layer = model.get_submodule("extractor.recurrent")
     vectors = model.get_submodule("extractor.embedding")(texts()[1:2, :7])
     assert torch.allclose(model.extract(texts())[1], layer(vectors)[0][0, 6], atol=1e-6)
 

@@ -324,7 +324,7 @@ def test_a_network_without_vectors_refuses_categories() -> None:
 # networks for texts --------------------------------------------------------------------------------------------------
 
 
-def made(name: str, words: int = 12) -> SplitModel:
+def made(name: str, words: int | Tensor = 12) -> SplitModel:
     torch.manual_seed(0)
     return build(name, (6,), 2, words=words).eval()
 
@@ -336,6 +336,17 @@ def test_the_lstm_is_torchs_on_packed_sequences() -> None:
     packed = nn.utils.rnn.pack_padded_sequence(part.embedding(x), lengths, batch_first=True, enforce_sorted=False)
     _, (state, _) = part.lstm(packed)
     torch.testing.assert_close(model.extract(x), state[-1], rtol=0, atol=1e-6)
+
+
+def test_given_vectors_are_looked_up_and_stay() -> None:
+    vectors = torch.randn(9, 5)
+    model, x = made("fedhenn-lstm1", vectors), torch.tensor([[3, 5]])
+    out, _ = model.extractor.lstm(vectors[x])
+    torch.testing.assert_close(model.extract(x), out[:, -1])
+    model(x).sum().backward()
+    assert not model.extractor.vectors.requires_grad
+    torch.testing.assert_close(model.extractor.vectors, vectors)
+    assert sum(t.numel() for t in model.state_dict().values()) == count(model)  # vectors are not sent
 
 
 # runs ----------------------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ CASES: dict[str, Refused] = {
     "data.text_column": refused(NO_TEXTS, text_column="text"),
     "data.vocab_size": refused("; text_column names a column of texts", vocab_size=100),
     "data.max_length": refused("; text_column names a column of texts", max_length=10),
+    "data.word_vectors": refused("; text_column names a column of texts", word_vectors="glove.txt"),
     "data.config": refused("dataset 'digits' has no use for config", config="plain"),
     "data.revision": refused("dataset 'digits' has no use for revision", revision="main"),
     "data.mean": refused("mean and std expect as many numbers each", mean=[0.5]),

@@ -42,7 +42,7 @@ class DatasetSource:
         std: likewise.
         train_columns: further values of the training rows by column, each (N,) int64 or strings: a user, a writer.
         test_columns: likewise of the test rows.
-        words: of texts: how many ids there are; None: no texts.
+        words: of texts: how many ids there are, or the fixed vectors of all ids, (V, E) float32; None: no texts.
         feature_names: of a table, x (N, F): what its columns are called; empty for other inputs.
         vocabulary: of texts: how they became ids; None: other inputs, or not known.
         label_column: of files: where the labels stood; None: in no column.
@@ -64,7 +64,7 @@ class DatasetSource:
     std: tuple[float, ...] = None  # type: ignore[assignment]
     train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    words: int | None = None
+    words: int | Tensor | None = None
     feature_names: tuple[str, ...] = ()
     vocabulary: Vocabulary | None = None
     label_column: str | None = None

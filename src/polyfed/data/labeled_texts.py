@@ -1,24 +1,28 @@
-"""Labeled texts as ids of words.
+"""Labeled texts as ids of words, with the vectors that these may have.
 
-Shapes: N texts, L ids per text.
+Shapes: N texts, L ids per text, V ids, E numbers per word vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from polyfed.data.classes import encode_labels
 from polyfed.data.column_schema import Columns
 from polyfed.data.dataset import DatasetSource
+from polyfed.data.files import check_file
 from polyfed.data.options import SourceOptions
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.text import FIRST_WORD, Vocabulary, encode_tokens, tokenize, vocabulary
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, first_line
 
 _VOCABULARY = 5000  # words that have ids, unless another number is asked for
 _WORDS, _CHARACTERS = 25, 100  # ids per text likewise; 25 words are FedHeNN's
@@ -49,9 +53,16 @@ def encode_texts(sides: Mapping[str, RawTexts], columns: Columns, options: Sourc
     labels, class_names = encode_labels(raw_labels, columns.label, columns.class_names)
     if len(class_names) < 2:
         raise ConfigError(f"expected labels of two or more classes, got '{class_names[0]}' alone")
+    vectors = None
+    known: dict[str, NDArray[np.float32]] | None = None
+    if options.word_vectors is not None:
+        known = load_word_vectors(Path(options.word_vectors), {word for text in words_in["train"] for word in text})
     most = options.vocab_size or _VOCABULARY
-    words = vocabulary(words_in["train"], most)
-    made = Vocabulary(words, length, columns.content, most, rule)
+    words = vocabulary(words_in["train"], most, known)
+    if known is not None:
+        width = len(next(iter(known.values())))
+        vectors = torch.from_numpy(np.stack([np.zeros(width, np.float32)] * FIRST_WORD + [known[w] for w in words]))
+    made = Vocabulary(words, length, columns.content, most if vectors is None else None, rule)
     samples = {
         side: LabeledSamples(encode_tokens(words_in[side], words, made.length), torch.from_numpy(labels[side]))
         for side in sides
@@ -61,7 +72,7 @@ def encode_texts(sides: Mapping[str, RawTexts], columns: Columns, options: Sourc
         samples,
         class_names,
         {side: raw.columns for side, raw in sides.items()},
-        words=made.network_ids,
+        words=made.network_ids if vectors is None else vectors,
         vocabulary=made,
         label_column=columns.label,
         remarks=_remarks(words_in, samples, made),
@@ -85,3 +96,40 @@ def _remarks(
         if parts:
             lines.append(f"texts {what}: {', '.join(parts)}{more}")
     return tuple(lines)
+
+
+def load_word_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[np.float32]]:
+    """The vectors of some words, (E,) each, from a text file: a word and E numbers on every line, as GloVe's are.
+
+    Lines of other words are only checked for their width, and words with blanks in them passed over.
+    """
+    found: dict[str, NDArray[np.float32]] = {}
+    width = 0
+    check_file(path)
+    try:
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            for number, line in enumerate(lines, 1):
+                word, *fields = line.rstrip("\r\n ").split(" ")
+                width = width or len(fields)
+                if width < 1 or len(fields) < width:
+                    raise ConfigError(
+                        f"expected a word and {width or 'its'} numbers on every line of {path}, as on the first, got "
+                        f"{len(fields)} in line {number}"
+                    )
+                if len(fields) == width and word in wanted:
+                    found[word] = _vector(fields, f"line {number} of {path}")
+    except OSError as error:
+        raise ConfigError(f"cannot read data.word_vectors '{path}': {first_line(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"expected UTF-8 in data.word_vectors '{path}', got other bytes: {error.reason}") from error
+    if not found:
+        raise ConfigError(f"expected words of the training texts in data.word_vectors '{path}', got none of them")
+    return found
+
+
+def _vector(fields: Sequence[str], where: str) -> NDArray[np.float32]:
+    with contextlib.suppress(ValueError):
+        values = [float(field) for field in fields]
+        if all(abs(value) < 3e38 for value in values):
+            return np.array(values, dtype=np.float32)
+    raise ConfigError(f"expected finite numbers in {where}, got '{' '.join(fields)[:40]}'")

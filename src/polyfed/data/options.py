@@ -17,7 +17,7 @@ from polyfed.validation.error_lines import shown
 from polyfed.validation.settings import Settings
 
 OF_FILES = ("label_column", "columns")
-OF_TEXTS = ("text_column", "vocab_size", "max_length", "tokens")
+OF_TEXTS = ("text_column", "vocab_size", "max_length", "word_vectors", "tokens")
 OF_TABLES = (*OF_FILES, "feature_columns", "category_columns", "categories", "features", "missing_values")
 PARTITION = ", ".join(f"'{name}'" for name in PARTITIONS)
 _OF_ANY = ("dataset", "root", "image_size", "task", "beside")  # keys that no data set refuses as such
@@ -77,6 +77,9 @@ class SourceSettings(Settings):
         None,
         description="texts: what has an id: words and signs of any script, characters, or, fedrep, words without "
         "combining marks and the signs . , ! ? ; alone; default: words, of sentiment140 fedrep",
+    )
+    word_vectors: str | None = Field(
+        None, description="texts: file of fixed word vectors, a word and its numbers a line; default: learned"
     )
     task: Literal["regression"] | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Texts as numbered words, padded to one length; labels: `polyfed.data.labeled_texts`.
+"""Texts as numbered words, padded to one length; labels and vectors: `polyfed.data.labeled_texts`.
 
 What has ids ("words" below) is, by the rule that ``data.tokens`` names,
 
@@ -12,7 +12,7 @@ All but the last put texts into Unicode's normal form C first. These are regular
 package of tokenisers has nothing to add. Id 0 is padding and 1 any word without an id of its own; the vocabulary's
 words follow from 2 on, the most frequent first. It is made of the training side alone.
 
-Shapes: N texts, L ids per text, V ids.
+Shapes: N texts, L ids per text, V ids, E numbers per word vector.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +46,7 @@ class Vocabulary:
         words: words[i] has id i + 2.
         length: L, ids per text.
         column: where the texts stood in their files; None: in none.
-        most: how many words could have ids, by which networks are sized; None: as many as have.
+        most: how many words could have ids, by which networks are sized; None: these take given vectors.
         tokens: the rule by which texts were cut.
     """
 
@@ -57,9 +57,9 @@ class Vocabulary:
     tokens: str = "words"
 
     @property
-    def network_ids(self) -> int:
-        """How many ids networks take, the same whatever the texts are."""
-        return self.size if self.most is None else FIRST_WORD + self.most
+    def network_ids(self) -> int | None:
+        """How many ids networks take that learn vectors, the same whatever the texts are; None: they get vectors."""
+        return None if self.most is None else FIRST_WORD + self.most
 
     @property
     def size(self) -> int:
@@ -109,10 +109,17 @@ _RULES: dict[str, Callable[[str], list[str]]] = {
 }
 
 
-def vocabulary(texts: Iterable[Sequence[str]], most: int) -> tuple[str, ...]:
-    """The most frequent words, equally frequent ones in alphabetical order. most: how many at most."""
+def vocabulary(texts: Iterable[Sequence[str]], most: int, known: Collection[str] | None = None) -> tuple[str, ...]:
+    """The most frequent words, equally frequent ones in alphabetical order.
+
+    Args:
+        texts: the words of each text.
+        most: how many at most.
+        known: only these; None for any.
+    """
     counts = Counter(word for text in texts for word in text)
-    return tuple(sorted(counts, key=lambda word: (-counts[word], word))[:most])
+    found = [word for word in counts if known is None or word in known]
+    return tuple(sorted(found, key=lambda word: (-counts[word], word))[:most])
 
 
 def encode_tokens(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) -> Tensor:

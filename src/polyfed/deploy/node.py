@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import ADDENDS, Message
@@ -196,7 +196,7 @@ class NodeTask:
             mean=list(prepare.mean),
             std=list(prepare.std),
             table=prepare.table,
-            words=source.words or 0,
+            words=-1 if isinstance(source.words, Tensor) else source.words or 0,
             categories=list(client.categories),
             architecture=client.architecture,
             feature_dim=model.feature_dim,

@@ -89,10 +89,10 @@ def _own_rows(recipe: Recipe, dataset: str, client: int, cache: DataCache) -> Fe
         kept["max_train_per_client"] = caps[client % len(caps)]
     alone = {**settings, "data": {**kept, "dataset": dataset, "num_clients": 1}}
     data = cache.federated(Recipe.from_dict(alone, beside=recipe.beside))
-    if data.source.vocabulary is not None:
+    if data.source.vocabulary is not None and recipe.data.word_vectors is None:
         raise ConfigError(
-            "node-config: expected no texts as a node's own data, as all must number words alike, got those of "
-            f"'{dataset}'; a function of your own may number them (package.module:function)"
+            "node-config: expected data.word_vectors in the recipe for a node's own texts, as all must number words "
+            f"alike, got '{dataset}' without"
         )
     if loose := set(recipe.data.category_columns or ()) - {*(recipe.data.categories or {})}:
         raise ConfigError(

@@ -108,7 +108,7 @@ class ClientHello(Settings):
     """A node's introduction: its client's number, its data (counts, classes, form of inputs), its network.
 
     token: identifies the node under any registration. shape, dtype: of one stored input. mean, std, table: see
-    `Prepare`. words: ids of texts; 0: no texts. categories: of a table's features. feature_dim:
+    `Prepare`. words: ids of texts; 0: no texts; -1: fixed vectors. categories: of a table's features. feature_dim:
     width of the head's input. linear: whether the head is one linear layer. columns: of its table among those of
     data.features.
     """
@@ -126,7 +126,7 @@ class ClientHello(Settings):
     mean: _Numbers
     std: _Numbers
     table: bool
-    words: Annotated[int, Field(ge=0, le=2**22)]
+    words: Annotated[int, Field(ge=-1, le=2**22)]
     categories: Annotated[list[Annotated[int, Field(ge=0, le=2**22)]], Field(max_length=2**16)] = Field(
         default_factory=list
     )

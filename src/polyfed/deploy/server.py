@@ -191,7 +191,7 @@ def _check_hellos(federation: DeployedFederation, hellos: Mapping[int, ClientHel
     unseen = [i for i, hello in hellos.items() if hello.architecture in federation.unseen]
     lack = f"which the server does not have; {method.name} needs it there: name it in models.architectures"
     beside = method.auxiliary_model
-    if beside is not None and beside.network in BY_SIZE:
+    if beside is not None and (beside.network in BY_SIZE or any(hello.words < 0 for hello in hellos.values())):
         raise ConfigError(f"client {unseen[0]} has the network '{hellos[unseen[0]].architecture}', {lack}")
     trial = preview(method, server, hellos)
     for number in unseen:
@@ -272,12 +272,12 @@ def columns_of(hello: ClientHello, recipe: Recipe) -> OwnColumns | None:
 def can_build(hello: ClientHello, recipe: Recipe) -> bool:
     """Whether the server can build a client's network: the recipe names it, or polyfed has it."""
     network = network_of(hello.architecture)
-    return network in recipe.models.architectures or network in MODELS
+    return hello.words >= 0 and (network in recipe.models.architectures or network in MODELS)
 
 
 def builder_of(name: str, hello: ClientHello, recipe: Recipe, classes: int) -> Builder:
     """Makes a network for a client's inputs."""
-    return network_builder(recipe, name, hello.shape, classes, hello.words or None, hello.categories)
+    return network_builder(recipe, name, hello.shape, classes, max(hello.words, 0) or None, hello.categories)
 
 
 def placeholder_builder(hello: ClientHello, recipe: Recipe, classes: int) -> Builder:

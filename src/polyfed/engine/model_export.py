@@ -146,6 +146,7 @@ def model_entry(
         "label_column": task.label_column,
         "vocabulary": None if texts is None else texts.most,
         "texts": None if texts is None else {"column": texts.column, "sha256": words, "tokens": texts.tokens},
+        "vectors": data.get("word_vectors"),
         "samples": client.n,
         **({"name": client.name} if client.name else {}),
         "zoo": named,

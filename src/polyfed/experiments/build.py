@@ -7,6 +7,8 @@ import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Method
@@ -209,13 +211,13 @@ def network_builder(
     name: str,
     shape: Sequence[int],
     outputs: int,
-    words: int | None,
+    words: int | Tensor | None,
     categories: Sequence[int],
 ) -> Builder:
     """What makes a network of this name; of one that nobody trains, as wide as it is.
 
     Args:
-        shape: of one stored input. words: of texts, how many ids there are. categories: of a table,
+        shape: of one stored input. words: of texts, how many ids there are, or their vectors. categories: of a table,
             see `Client.categories`.
     """
     return functools.partial(

@@ -138,9 +138,10 @@ def _features(source: DatasetSource, prepare: Prepare, seed: int) -> Callable[[T
     """What estimators are given of prepared inputs: a table's columns, which words occur, or the features of a map."""
     if _form(source) == "table":
         return lambda x: x.cpu().double().numpy()
+    words = len(source.words) if isinstance(source.words, Tensor) else source.words or 0
     example = prepare(source.train.x[:1])
     draws = generator(seed, "random features")
-    phi = draw_map(example, ClosedForm().features, draws, words=source.words or 0, photographs=True)
+    phi = draw_map(example, ClosedForm().features, draws, words=words, photographs=True)
     return lambda x: phi(x.cpu()).double().numpy()
 
 

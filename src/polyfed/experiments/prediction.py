@@ -274,6 +274,11 @@ def _restored(
             f"{title}'s network was given as a module, which a run folder does not hold; make it again and "
             f"load {folder / files['weights']} into it as the README.md beside it shows"
         )
+    if entry.get("vectors") is not None:
+        raise ConfigError(
+            f"{title}'s network looks words up in the vectors of '{entry['vectors']}', which a run folder "
+            f"does not hold; such runs are scored while they train"
+        )
     form = InputSpec(
         tuple(entry["input"]["shape"]),
         _TYPES[entry["input"]["type"]],

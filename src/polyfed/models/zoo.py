@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from polyfed.errors import ConfigError, PolyfedError, kind_and_line
@@ -24,7 +24,7 @@ def build(
     in_shape: tuple[int, ...],
     classes: int,
     feature_dim: int | None = None,
-    words: int | None = None,
+    words: int | Tensor | None = None,
     fetch: bool = True,
     beside: Sequence[str] = (),
     categories: Sequence[int] = (),
@@ -44,7 +44,8 @@ def build(
         in_shape: shape of one sample; (channels, height, width) for the zoo.
         classes: C.
         feature_dim: adds a projection to this width (see `with_projection`); None leaves the network as it is.
-        words: of texts: how many ids there are; goes to builders with a parameter of this name, and to no others.
+        words: of texts: how many ids there are, or their fixed vectors (V, E); goes to builders with a parameter of
+            this name, and to no others.
         fetch: whether ``"timm:resnet10t?pretrained"`` gets its weights; False: drawn ones, as others will be loaded.
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
         categories: of a table with categories: per feature, how many there are, 0 for a number; goes to a builder's

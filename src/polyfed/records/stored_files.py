@@ -168,6 +168,7 @@ class ModelEntry(Record):
     )
     vocabulary: Count | None = Field(None, description="of texts: number of words that the network has vectors for")
     texts: TextColumn | None = Field(None, description="of texts; null for other inputs")
+    vectors: Text | None = Field(None, description="of texts: the file that word vectors were read from")
     samples: IfPresent[Count] = Field(None, description="number of training samples of the client")
     name: IfPresent[Text] = Field(None, description="what the client is called, if not by its number alone")
     zoo: IfPresent[Flag] = Field(

@@ -5,7 +5,7 @@ n_ky are client k's samples of class y. In brackets, who has a line: the paper, 
 Generator: G = Linear, BatchNorm, ReLU, Linear of z and y one-hot                       `generate` (code, see 5)
 Server:    L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|), both as means over entries  `diversity_loss` (code)
            omega_ky = n_ky / sum_j n_jy, heads h_k as received                          `head_loss` (code, see 11)
-           y drawn as often as the clients have it, by sum_k n_ky                       `observed_classes` (see 2)
+           y drawn as often as the clients have it, by sum_k n_ky                       `observed_classes` (see 2, 6)
            G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + L_div                     `train_generator` (code, see 1)
            w <- sum_k p_k w_k                                                           `FedAvg.aggregate` (paper)
 Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)                     `loss` (paper)
@@ -90,9 +90,7 @@ def diversity_loss(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
 
 def head_loss(made_BD: Tensor, y_B: Tensor, heads: Sequence[nn.Module], omega_SC: Tensor) -> Tensor:
     """sum_k omega_ky CE(h_k(G(z, y)), y), a mean over the rows made."""
-    logits_SBC = torch.stack([head(made_BD) for head in heads])
-    y_SB = y_B.expand(len(heads), -1)
-    losses_SB = F.cross_entropy(logits_SBC.flatten(0, 1), y_SB.flatten(), reduction="none").view_as(y_SB)
+    losses_SB = torch.stack([F.cross_entropy(head(made_BD), y_B, reduction="none") for head in heads])
     return (omega_SC[:, y_B] * losses_SB).sum(0).mean()
 
 

@@ -147,8 +147,9 @@ def test_ridge_regression_chooses_among_own_classes_by_scores_as_they_are() -> N
     scores = FeatureMap(at.state["map"])(x).double() @ solved(watch.rounds[-1])[0]
     own = scores[:, list(OWNED[1])].log_softmax(dim=1)
     torch.testing.assert_close(RIDGE.predict(at.model, x, at.state)[:, list(OWNED[1])], own)
-    every = replace(RIDGE, prior="federation").predict(at.model, x, at.state)
-    torch.testing.assert_close(every, scores.log_softmax(dim=1))
+    stranger = {**at.state, "own shares": torch.zeros_like(at.state["own shares"])}  # of classes nobody else has
+    for method, state in ((replace(RIDGE, prior="federation"), at.state), (RIDGE, stranger)):
+        torch.testing.assert_close(method.predict(at.model, x, state), scores.log_softmax(dim=1))
     with pytest.raises(ConfigError, match="classifier = 'ridge' does nothing for numbers"):
         pf.Federation(regression.clients(), RIDGE, pf.Training(rounds=1)).run()
 

@@ -60,8 +60,8 @@ class Batch(NamedTuple):
 class StepResult(NamedTuple):
     """Gradients of one step for the optimizer. grads: parameter name -> gradient (None: no update).
 
-    sums: 0-d tensors, summed over all steps for the record. raw: gradients by name, summed over all steps for the
-    method's `upload`, such as uncorrected gradients of the loss.
+    sums: tensors, summed over all steps: those that are 0-d for the record, the others for the method's `upload`. raw:
+    likewise gradients by name, such as uncorrected gradients of the loss.
     """
 
     grads: Mapping[str, Tensor | None]

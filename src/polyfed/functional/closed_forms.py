@@ -17,7 +17,8 @@ def discriminant(sums: Mapping[str, Tensor], shrinkage: float) -> tuple[Tensor, 
     """Linear discriminant analysis with one shrunk covariance for all classes, without the classes' shares.
 
     mu_c = M_c / n_c,  Sigma = (S - sum_c n_c mu_c mu_c') / N,  A = (1 - s) Sigma + s tr(Sigma) / D I;
-    of class means alone Sigma is `within` over `divisor`, and I where each class is at one client alone;
+    of class means alone, mu_kc = M_kc / n_kc of the K_c clients with rows of class c,
+    Sigma = sum_c sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)' / sum_c (K_c - 1), and I where each class is at one client;
     W = A^-1 mu',  b_c = - mu_c' W_c / 2;  the mean over classes is taken from both, which changes no difference of
     scores. Classes without rows are left out: they get zeros.
 

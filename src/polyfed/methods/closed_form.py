@@ -13,27 +13,25 @@ prediction:      softmax(t (phi(x)' W + b) + log pi),  pi: the client's own clas
 t:               of 1, 2^(-1/4), ..., 1/64 that with the largest likelihood of the client's validation rows, with its
                  own class shares, times exp(-log(2 t)^2 / 2); without any 1/2                   `receive`
 
-That is all where options have their defaults. The others, each a function of `functional.closed_forms`:
+That is all where options have their defaults; who checks these may skip the others, whose equations stand where they
+are solved, in `functional.closed_forms`:
 
-what is predicted             sent         solved by
-classes                       n, M, S      `discriminant`: as above
- "second_moments = clients"   n, M         `discriminant`, of the K_c clients with rows of class c, mu_kc = M_kc / n_kc:
-                                           Sigma = sum_c sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)' / sum_c (K_c - 1)
- "classifier = ridge"         n, M, S      `one_hot_ridge`: W = (S / N + s / (1 - s) tr(S / N) / D I)^-1 M' / N,  b = 0;
-                                           scores have the federation's shares in them: softmax(phi(x)' W) over the
-                                           client's own classes, or over all, without t
- of texts                     n, M         `naive_bayes`: phi says which words occur;  W_vc = log p(v | c), with
-                                           s / (1 - s) more of each word,  b = 0
-numbers y                     n, M, S      `ridge`, of (phi(x), y) as one class:  b = mean y - mu' W,
-                                           W = (Sigma + s / (1 - s) tr(Sigma) / D I)^-1 cov(phi, y);  y is in each
-                                           client's own unit
+what is predicted                     sent      solved by
+classes                               n, M, S   `discriminant`: as above
+ with `second_moments = "clients"`    n, M      `discriminant`, with Sigma of how clients' class means differ, I if each
+                                                class is at one client alone
+ with `classifier = "ridge"`          n, M, S   `one_hot_ridge`; its scores have the federation's shares in them:
+                                                softmax(phi(x)' W) over the client's own classes, or over all, without t
+ of texts                             n, M      `naive_bayes`; phi says which words occur
+numbers y                             n, M, S   `ridge`, of (phi(x), y) as one class; y is in each client's own unit
 
 Views:    with training.augmentation phi(x) and phi(x) phi(x)' of a row are means over its views: the image and four
           shifts of it, with crop-flip mirrored, too. n_k counts rows; a row still changes a sum by its norm at most.
 Upload:   n_k, M_k / N_k, S_k / N_k, which do not grow with the rows. The server multiplies by N_k again, and leaves out
           sums that no rows can have; they are not sent again.
 Private:  with `unit_features` rows of phi have norm 1; n_k, M_k and S_k go up as they are and, with [privacy], with
-          Gaussian noise added once by the client. The server solves for the nearest sums that rows can have.
+          Gaussian noise added once by the client. The server solves for the nearest sums that rows can have; of class
+          means alone, for those with at least one row in a class.
 No network is trained or sent. But for class means alone, any grouping of the rows gives the same W.
 
 `tests/methods/test_closed_form_by_hand.py` recomputes predictions for classes, with either second moments, and for
@@ -82,7 +80,8 @@ class ClosedForm(SumsSentOnce):
     shrinkage: Annotated[float, Field(gt=0, lt=1)] = 0.1  # s, how far the covariance is shrunk towards a multiple of I
     # class shares of the client's own rows, or of the "federation"'s; the other one is evaluated, too
     prior: Literal["own", "federation"] = "own"
-    # t, by which scores are multiplied before shares are added; not set: each client's validation rows choose
+    # t, by which scores are multiplied before shares are added; not set: each client's validation rows choose, with
+    # its own shares
     temperature: Annotated[Annotated[float, Field(gt=0, le=1)] | None, ActsWith("classifier", ("discriminant",))] = None
     # linear discriminant analysis, or AFL's "ridge" regression onto one-hot classes
     classifier: Literal["discriminant", "ridge"] = "discriminant"
@@ -133,7 +132,8 @@ class ClosedForm(SumsSentOnce):
             return scores_NC
         shares_C, prior_C = solved_model.shares_of(context, self.prior, scores_NC.device)
         if self.classifier == "ridge":  # which classes count, as scores have shares in them
-            return closed_forms.log_posterior(scores_NC, shares_C, (prior_C > 0).to(prior_C))
+            known_C, wanted_C = ((shares > 0).to(shares) for shares in (shares_C, prior_C))
+            return closed_forms.log_posterior(scores_NC, known_C, wanted_C)
         return closed_forms.log_posterior(self._temperature(context) * scores_NC, shares_C, prior_C)
 
     @property

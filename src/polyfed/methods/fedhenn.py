@@ -5,7 +5,7 @@ round t:   eta(t) = eta0 sqrt(t - 1), or eta0 (t - 1), or eta0;  rounds t from 1
 server:    draws X;  for every client j, by its latest weights, at first the initial ones
            A_j = Phi_j(X)  (L, d_j),  in eval mode;  K_j = A_j A_j^T
            K_bar = mean of K_j, with equal weights as in the paper;  no weights are averaged  `start_round`
-           F = [H A_1 ... H A_N]  (L, r),  exact up to 256 columns, else its leading r:
+           F = [H A_1 ... H A_N]  (L, sum_j d_j),  up to 256 columns, else its r = `kernel.rank` leading ones:
            F F^T = or ~ H K_bar H up to a factor, which CKA does not see                      `MeanKernelFactor`
            sends X and F                                                                      `broadcast`
 client k:  E epochs of SGD on  CE(f(x; w_k), y) + eta(t) (1 - CKA(K_k, K_bar))  (eq. 6)       `loss`
@@ -22,15 +22,14 @@ Sent: down L inputs + L r; up P (kernels: L d_k). Kept: client: a fixed RAD; ser
 Deviations from the paper: (1) Each step uses `alignment_data.batch` rows of the RAD, drawn anew. The paper uses all L.
 (2) K_k is computed in every step, as in the authors' code, or in every n-th (`alignment_data.every`), where the term
 has n times the weight. Algorithms 1 and 2 compute it once per local epoch. (3) K_bar is sent as a factor. RBF kernels
-enter it by Nystroem features. (4) The RAD is data of the server (`data.holdout` or `data.public_dataset`), as in the
-paper, and clients hold none of it. The authors' code draws it from the clients' training images. (5) The pass over the
-RAD runs in eval mode, without dropout and with BatchNorm's running statistics. (6) eta(t) = eta0 sqrt(t - 1), as in the
-authors' code; the paper leaves it open. (7) Phi is everything before the last layer, as in the paper. In the authors'
-code for images, cross entropy uses the last hidden layer, and CKA the log-softmax of the last one, after dropout. The
-distance is 1 - CKA, as there, with the centering that eq. 4 leaves out. (8) Weight decay applies to all weights; the
-authors' code spares biases. (9) Kernels with numbers that are not finite are left out of K_bar. (10) Not in the paper:
-kernel uploads, transports, the gradient in chunks, `kernel.norm` "fro" (each K_j over its norm), `kernel.pool` "seen"
-(no initial weights).
+enter it by Nystroem features. (4) The pass over the RAD runs in eval mode, without dropout and with BatchNorm's running
+statistics. (5) The centering of CKA is that of the authors' code; eq. 4 leaves it out. (6) With kernel uploads, and
+with `kernel.pool` "seen", K_bar is of those who have sent something, without initial weights. (7) Kernels with numbers
+that are not finite are left out of K_bar. (8) Not in the paper: kernel uploads, transports, the gradient in chunks,
+`kernel.norm` "fro" (each K_j over its norm).
+The authors' code differs further: it draws the RAD from the clients' training images, and for images has cross entropy
+of the last hidden layer and CKA of the log-softmax of the last one, after dropout; weight decay spares biases. eta(t) =
+eta0 sqrt(t - 1) is theirs; the paper leaves eta(t) open.
 """
 
 from __future__ import annotations
@@ -88,8 +87,8 @@ class FedHeNN(KernelAlignment):
             return task
         with eval_mode(model):
             a_Bd = model.represent(context["rad_x"])
-        d = self.distance(a_Bd, context)
-        return task + context["eta"] * d, {"d_cka": d, "d_cka_steps": torch.ones_like(d)}  # eq. 6
+        distance = self.distance(a_Bd, context)
+        return task + context["eta"] * distance, {"d_cka": distance, "d_cka_steps": torch.ones_like(distance)}  # eq. 6
 
     def distance(self, a_Bd: Tensor, context: Context) -> Tensor:
         """d_CKA = 1 - CKA(K_k, K_bar), both of a step's rows of X; the kernel of the factor F is K_bar's."""

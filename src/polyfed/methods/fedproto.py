@@ -7,8 +7,12 @@ client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P
 server:    P[c] <- sum_k n_kc m_k[c] / sum_k n_kc  over clients that sent one ("count")     `merge` (eq. 6, see 1)
                    or their plain mean ("uniform")
 prediction: argmin_c ||phi_k(x) - P[c]||                                                    `PrototypeMethod.predict`
-A class that no client sends keeps its prototype. In the loss's context: "prototypes", P by class (C, D), and "known"
-(C,), whether a class has one.
+scored:     the prediction by what was received, before local training
+A class that no client sends keeps its prototype. lambda is `prototype_weight`. In the loss's context: "prototypes", P
+by class (C, D), and "known" (C,), whether a class has one; in that of a prediction those kept, (S, D), with their
+"labels".
+`tests/functional/test_class_prototypes.py` holds `class_means`, `merge` and the distance with its gradient, and
+`tests/methods/test_fedproto.py` uploads and prototypes of rounds, to NumPy: these need not be read.
 
 Up:     "labels" (S,), "prototypes" (S, D), m_k of them, and with weighting "count" their "counts" (S,), n_kc.
 Down:   "labels" (S,) and "prototypes" (S, D), P of the client's own classes; with candidates "all" also "others", the
@@ -19,12 +23,13 @@ clients' classes.
 Deviations from the paper: (1) Eq. 6 multiplies by n_kc / N_c and also divides by the number of senders, so that
 prototypes would shrink. Here they are the weighted mean, or the plain mean of the authors' code. (2) Each sample is
 pulled towards P[y], by the mean of squares, as in the authors' code; equation 8 has the distance of the class means
-m_k[c] from P[c]. Another public implementation has lambda = 10. (3) All known prototypes are candidates; the authors'
-code searches the client's own classes. (4) With candidates "all" a client receives the prototypes of all classes, where
-the paper sends those of its own classes; so does, with "own", a client that has not uploaded yet. (5) The authors' code
-counts correct predictions of both the head and the prototypes, so published figures are a score of neither. (6)
-Algorithm 1 collects prototypes while weights still change. "during" does so over all E epochs; the authors' code begins
-anew in each epoch, so that those of the last remain.
+m_k[c] from P[c]. Samples of a class without a prototype count in the mean as 0. Another public implementation has
+lambda = 10. (3) All known prototypes are candidates; the authors' code searches the client's own classes. (4) With
+candidates "all" a client receives the prototypes of all classes, where the paper sends those of its own classes; so
+does, with "own", a client that has not uploaded yet. (5) The authors' code counts correct predictions of both the head
+and the prototypes, so published figures are a score of neither. (6) Algorithm 1 collects prototypes while weights still
+change. "during" does so over all E epochs; the authors' code begins anew in each epoch, so that those of the last
+remain.
 """
 
 from __future__ import annotations

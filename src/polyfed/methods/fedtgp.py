@@ -10,7 +10,10 @@ server:    Q[c] = plain mean of the m_k[c]
                CE(-(||m_k[c] - P[c']|| + delta [c' = c]) over all c', c)           `margin_loss` (eq. 10, see 6)
                in shuffled batches of the clients' size                            `building_blocks.prototype_network`
 prediction: argmin_c ||phi_k(x) - P[c]||
-What clients send and keep, and `predict`, are those of `building_blocks.prototypes`.
+scored:     the prediction by what was received, before local training
+lambda is `prototype_weight`. `tests/methods/test_fedtgp.py` holds the margin, the loss and the server's training to
+independent calculations, so that `building_blocks.prototype_network` need not be read. What clients send and keep, and
+`predict`, are those of `building_blocks.prototypes`.
 Shapes: C classes, S of them a client's, D features, M means received, B of them in a batch.
 Sent: down C D + C; up S D + S. Kept: client: last P received; server: prototype network, P.
 Deviations from the paper (arXiv:2401.03230): (1) A class that no client has sent yet is not sent and is no candidate;
@@ -69,10 +72,10 @@ class FedTGP(prototypes.PrototypeMethod):
         delta = adaptive_margin(q_SD, self.margin)
         server.log["margin"] = delta
 
-        def loss(p_CD: Tensor, means_BD: Tensor, labels_B: Tensor) -> Tensor:
+        def apart(p_CD: Tensor, means_BD: Tensor, labels_B: Tensor) -> Tensor:
             return margin_loss(p_CD, means_BD, labels_B, delta)
 
-        prototype_network.fit(server, sent, loss, self.server_epochs, self.server_lr)
+        prototype_network.fit(server, sent, apart, self.server_epochs, self.server_lr)
 
 
 def adaptive_margin(q_SD: Tensor, most: float) -> float:

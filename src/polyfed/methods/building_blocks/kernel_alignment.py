@@ -20,10 +20,11 @@ ROWS_AT_ONCE = 256  # rows of the RAD whose graph is kept at a time: more take m
 
 @hyperparameters
 class KernelAlignment(Method):
-    """A method whose loss has the term eta(t) d, d the distance of representations of the RAD from a target.
+    """A method whose loss has the term eta(t) times the distance of representations of the RAD from a target.
 
-    In the context: "rad", X (L, ...), and "target" (L, r or d); in a step that has the term "rad_x", B rows of X as the
-    network takes them, "rad_target", their rows of the target, and "eta", the term's weight.
+    In the context: "rad", X (L, ...), and "target", a factor (L, r) or representations (L, d); in a step that has the
+    term "rad_x", B rows of X as the network takes them, "rad_target", their rows of the target, and "eta", the term's
+    weight.
     """
 
     eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0: off
@@ -55,7 +56,7 @@ class KernelAlignment(Method):
         return {"rad_x": client.prepare(rad), "rad_target": target, "eta": eta}
 
     def distance(self, a_Bd: Tensor, context: Context) -> Tensor:
-        """d, of a step's representations (B, d) from "rad_target" in the context."""
+        """The distance (0-d) of a step's representations (B, d) from "rad_target" in the context."""
         raise NotImplementedError
 
     def receive_rad(self, client: Client, message: Message) -> Tensor | None:
@@ -68,7 +69,7 @@ class KernelAlignment(Method):
         if "rad_x" not in context or len(context["rad_x"]) <= ROWS_AT_ONCE:
             return super().gradients(model, batch, context)
         task = super().gradients(model, batch, {name: value for name, value in context.items() if name != "rad_x"})
-        d, term = inference.chunked_gradients(
+        distance, term = inference.chunked_gradients(
             model, context["rad_x"], lambda z_Bd: self.distance(z_Bd, context), ROWS_AT_ONCE
         )
         grads = dict(task.grads)
@@ -76,8 +77,8 @@ class KernelAlignment(Method):
             own = grads.get(name)
             if grad is not None:
                 grads[name] = context["eta"] * grad + (0 if own is None else own)
-        sums = {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
-        return StepResult(grads, task.loss + context["eta"] * d, {**task.sums, **sums})
+        sums = {"d_cka": distance, "d_cka_steps": torch.ones_like(distance)}
+        return StepResult(grads, task.loss + context["eta"] * distance, {**task.sums, **sums})
 
     @property
     def requirements(self) -> Requirements:

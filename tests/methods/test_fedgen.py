@@ -49,7 +49,7 @@ def test_initial_layers_are_uniform_within_one_over_the_root_of_their_inputs():
 
 
 def test_one_step_by_hand(monkeypatch):
-    """The loss with its weights omega and its diversity; the first step of Adam is lr against the gradient's sign."""
+    """The loss with its weights omega and its diversity, against which the first step of Adam goes by lr."""
     monkeypatch.setattr(fedgen, "GENERATOR_STEPS", 1)
     weights, g = init_generator(CLASSES, 5, draws()), draws(3)
     heads = [nn.Linear(5, CLASSES).double().requires_grad_(False) for _ in range(3)]
@@ -62,17 +62,27 @@ def test_one_step_by_hand(monkeypatch):
     y = torch.multinomial(torch.tensor([8.0, 8.0, 0.0]).double(), 16, replacement=True, generator=g).numpy()
     z = torch.randn(16, 4, generator=g).double().numpy()
     assert set(y) == {0, 1}
-    made = numpy_generate(weights, z, y, training=True)
-    logits = np.stack([made @ h.weight.numpy().T + h.bias.numpy() for h in heads])
-    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    ce = -log_p[:, np.arange(16), y]
     omega = counts.numpy() / counts.numpy().sum(0)
     np.testing.assert_allclose(omega.sum(0), 1)
-    expected = np.mean([sum(omega[s, y[b]] * ce[s, b] for s in range(3)) for b in range(16)])
-    exponent = [((z[a] - z[b]) ** 2).mean() * np.abs(made[a] - made[b]).mean() for a in range(16) for b in range(16)]
-    assert loss == pytest.approx(expected + np.exp(-np.mean(exponent)), rel=1e-6)
-    steps = (new["output.weight"] - weights["output.weight"]).abs()
-    torch.testing.assert_close(steps, torch.full_like(steps, 1e-2), atol=1e-5, rtol=0)
+    pairs = [(a, b) for a in range(16) for b in range(16)]
+
+    def numpy_loss(weights):
+        made = numpy_generate(weights, z, y, training=True)
+        logits = np.stack([made @ h.weight.numpy().T + h.bias.numpy() for h in heads])
+        log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        ce = -log_p[:, np.arange(16), y]
+        of_heads = np.mean([sum(omega[s, y[b]] * ce[s, b] for s in range(3)) for b in range(16)])
+        exponent = [((z[a] - z[b]) ** 2).mean() * np.abs(made[a] - made[b]).mean() for a, b in pairs]
+        return of_heads + np.exp(-np.mean(exponent))
+
+    assert loss == pytest.approx(numpy_loss(weights), rel=1e-6)
+    for place in [(0, 0), (1, 3), (4, 7)]:
+        up, down = ({**weights, "output.weight": weights["output.weight"].double()} for _ in range(2))
+        for moved_weights, by in ((up, 1e-5), (down, -1e-5)):
+            moved_weights["output.weight"] = moved_weights["output.weight"].clone()
+            moved_weights["output.weight"][place] += by
+        step = float(new["output.weight"][place] - weights["output.weight"][place])
+        assert step == pytest.approx(-1e-2 * np.sign(numpy_loss(up) - numpy_loss(down)), abs=1e-5)
     assert all(moved({n: new[n]}, {n: weights[n]}) > 1e-4 for n in ("norm.running_mean", "norm.running_var"))
     assert moments["steps hidden.weight"] == 1
     _, moments, _ = train_generator(new, moments, heads, counts, 1e-2, draws(9))

@@ -12,6 +12,7 @@ Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)             
                + a_t CE(h(G(z_drawn, y_drawn)), y_drawn),  y_drawn by sum_k n_ky        (paper, see 1, 6, 9)
                + b_t KL(softmax h(G(z_batch, y)) || softmax f(x)),  y of the batch, h(G) a constant  (code)
            a_t = max(0.98^(t - 1) alpha, min(alpha, 1e-4)),  b_t alike of beta          `decayed` (code, see 8)
+Scored:    f(x; w) with the weights received
 Steps and rate of G are those of the authors' code on MNIST. `tests/methods/test_fedgen.py` holds a step of G, and the
 clients' loss, against NumPy. In the context: "generator", G's weights; "counts", sum_k n_ky of which G was trained;
 "a_t", "b_t"; in a step also "y_drawn", "z_drawn" and "z_batch".
@@ -21,14 +22,15 @@ those of the authors' code. The paper has a_t's term, with weight 1, and the los
 1 has no generator, which is still untrained. G is not trained on a class with a single sample in total. As in the
 authors' code, the KL term nevertheless asks for all classes of the batch, also for such ones and for those that no
 responding client has had. (3) Architectures may differ; the paper has one. (4) On clients, G normalizes by its running
-statistics. BatchNorm in a head normalizes generated features by their batch, and its running statistics leave them out.
-From the authors' code: (5) Noise is normal, as in the paper; there it is uniform. (6) Classes are drawn by the
-responding clients' counts; there all equally. (7) Per step, a client generates `training.batch_size` features of drawn
-classes (there 32), and the server 128 (that code's `ensemble_batch_size`, which its loop does not use); there alpha =
-beta = 10 on MNIST, and 10 and 1 on EMNIST. (8) There a_t and b_t are 1e-4 at least, also of alpha = 0, which here
-switches the term off. (9) There a_t's term has the factor gen_batch_size / batch_size. (10) There a client uses no
-generated features after its 20th local epoch. (11) There n_ky counts the rows of the batches that were drawn, and
-begins at 1; here it is of all the client's rows.
+statistics, and BatchNorm in a head normalizes generated features by their batch, while its running statistics leave
+them out; at the server heads are in eval mode.
+From the authors' code, of which (6) and (9) alone change an equation: (5) Noise is normal, as in the paper; there it is
+uniform. (6) Classes are drawn by the responding clients' counts; there all equally. (7) Per step, a client generates
+`training.batch_size` features of drawn classes (there 32), and the server 128 (that code's `ensemble_batch_size`, which
+its loop does not use); there alpha = beta = 10 on MNIST, and 10 and 1 on EMNIST. (8) There a_t and b_t are 1e-4 at
+least, also of alpha = 0, which here switches the term off. (9) There a_t's term has the factor gen_batch_size /
+batch_size. (10) There a client uses no generated features after its 20th local epoch. (11) There n_ky counts the rows
+of the batches that were drawn, and begins at 1; here it is of all the client's rows.
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ class FedGen(FedAvg):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         scores = model(batch.x)
         task = cross_entropy(scores, batch.y, batch.w)
-        if "generator" not in context:  # round 1
+        if "generator" not in context:  # round 1, and as long as nobody has trained it
             return task
         y_drawn = context["y_drawn"]
         g_drawn = generate(context["generator"], context["z_drawn"], y_drawn)

@@ -5,7 +5,7 @@ leaves (s_out) the intermediate layers for one sample. Clients exchange weights,
 Client k:  w <- received, w^{t-1};  in every step, on a batch of its own and one of others' pairs:
     eq. 3     l_local = CE(f(x; w), y) + (mu/2) ||w - w^{t-1}||^2  gives G_local, of all tensors `gradients`, `add_pull`
     eq. 4-6   f(x; w) = f(s_out; w_c),  s_out = f(s_in; w_in),  s_in = f(x; w_e)                  `loss`
-              FedIN+Noise: s_in and s_out plus level std(s) z, z normal; so are pairs             `add_noise` (see 5)
+              FedIN+Noise: s_in and s_out plus level std(s) z, z normal; so are pairs             `with_noise` (5, 8)
     eq. 7     l_IN = mean (f(s_in; w_in) - s_out)^2                gives G_IN, of w_in            `loss_in` (see 7)
     w_e and w_c move along G_local; w_in tensor by tensor                                         `direction` (see 10)
     eq. 13    "simple": along Z = G_IN + (lambda/2) G_local,  lambda = 1, as in the paper's experiments
@@ -15,6 +15,7 @@ Client k:  w <- received, w^{t-1};  in every step, on a batch of its own and one
 Server: averages weights                                                                          `aggregate`
     eq. 19    layer-wise, with equal weights ("layer-wise"), or
     eq. 21    within an architecture, by samples ("same-shape")
+Scored:    f(x; w) with the weights received
 `tests/methods/test_fedin.py` holds steps, also on projected pairs, and the noise against NumPy. The exchange of pairs
 is `building_blocks.feature_pairs`, layer-wise means are `building_blocks.weight_averaging`; each has its test. n_S is
 the number of pairs exchanged (the paper: one batch), P the numbers of w, q those of a pair.
@@ -26,10 +27,11 @@ others' pairs by batch statistics and keeps its running ones, with which pairs a
 `level std(s)` is the noise's standard deviation, as in the paper's main text; its appendix has `N(0, 0.8 sigma^2)`. (6)
 If there are more pairs than a batch has rows (the paper's figure 6d), steps cycle through them in random order. (7)
 Projections are the paper's future work, described only as linear. Ours are fixed and orthogonal, and depend on the
-width instead of the client. (8) `feature_clip` bounds what is sent; the paper's features have no bound. (9) w^{t-1} in
-eq. 3 is "the weights of client k" one round before. It is read as the received weights, as in FedProx. (10) Gradients
-are combined tensor by tensor, with an a and a b for each. (11) BatchNorm's running statistics are sent and averaged
-with the weights, where the paper's section 4.3 does without. Its batch counter stays with the client.
+width instead of the client. (8) `feature_clip` bounds what is sent, and stands for std(s) in the noise on it; the
+paper's features have no bound. (9) w^{t-1} in eq. 3 is "the weights of client k" one round before. It is read as the
+received weights, as in FedProx. (10) Gradients are combined tensor by tensor, with an a and a b for each. (11)
+BatchNorm's running statistics are sent and averaged with the weights, where the paper's section 4.3 does without. Its
+batch counter stays with the client.
 """
 
 from __future__ import annotations
@@ -110,11 +112,20 @@ class FedIN(feature_pairs.PairExchange):
         if self.combine == "simple":
             along = torch.add(inner, local, alpha=0.5)  # eq. 13, lambda = 1
         elif self.combine == "project":
-            c = minus_b_over_a(local, inner).clamp(min=0)  # max(0, -b/a)
+            c = self.minus_b_over_a(local, inner).clamp(min=0)  # max(0, -b/a)
             along = inner + (c + 1.0) * local  # G_local + Z, Z of eq. 12
         else:
             along = inner + local
         return along.to(g_in.dtype)
+
+    def minus_b_over_a(self, g_local: Tensor, g_in: Tensor) -> Tensor:
+        """-b/a (0-d), 0 where a is; G_local is first divided by its largest entry, so that a stays in range."""
+        unit, largest = _scaled(g_local.reshape(-1))
+        a = unit @ unit
+        b = unit @ g_in.reshape(-1)
+        one = torch.ones_like(a)
+        of_unit = -b / torch.where(a > 0, a, one)
+        return torch.where(a > 0, of_unit / torch.where(a > 0, largest, one), torch.zeros_like(b))
 
     # server ------------------------------------------------------------------------------------------------
     @follows_device
@@ -126,7 +137,7 @@ class FedIN(feature_pairs.PairExchange):
         weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), shares)
         feature_pairs.store(server, uploads)
 
-    # Nothing below changes an equation but `minus_b_over_a`: messages, what is declared.
+    # Nothing below changes an equation: messages, what is declared.
     def init_server(self, server: Server) -> None:
         weight_averaging.init(server, self.aggregation)
 
@@ -160,15 +171,6 @@ class FedIN(feature_pairs.PairExchange):
     @property
     def supports_dp_sgd(self) -> bool:
         return not self.mu and not self.training_level
-
-
-def minus_b_over_a(g_local: Tensor, g_in: Tensor) -> Tensor:
-    """-b/a, 0 where a is; G_local is first divided by its largest entry, so that a stays in range."""
-    unit, largest = _scaled(g_local.reshape(-1))
-    a = unit @ unit
-    b = unit @ g_in.reshape(-1)
-    one = torch.ones_like(a)
-    return torch.where(a > 0, -b / torch.where(a > 0, a, one) / torch.where(a > 0, largest, one), torch.zeros_like(b))
 
 
 def cosine(g_local: Mapping[str, Tensor], g_in: Mapping[str, Tensor]) -> Tensor:

@@ -5,7 +5,7 @@ client i:  w_i <- w[first ceil(r K) of each layer's K channels], all inputs and 
            E epochs of  w_i <- w_i - eta grad CE(masked f(x; w_i), y)                        `loss`
            masked f: logits of classes that a client lacks are 0                             `mask_absent_classes`
 server:    a client has the whole head, whose rows count for its own classes alone           `aggregate`
-           w[k] <- mean of w_i[k] over the clients that hold entry k,                        `mean_of_holders`
+           w[e] <- mean of w_i[e] over the clients that hold entry e,                        `mean_of_holders`
            equal ("uniform") or by n_i ("samples");  others are unchanged                    (eq. 3 to 6)
 prediction: f(x; w_i), not masked, with BatchNorm's statistics; each client's sub-model is scored as it would be sent
 next. In networks with BatchNorm a second exchange, of all clients, without training, takes these (`static_batchnorm`):
@@ -134,7 +134,7 @@ class HeteroFL(Method):
         for i, message in uploads.items():
             w_i = get_group(message, "model")
             channels = self.channels(server, i)
-            if "classes" in message:  # of the head only the rows of the client's own classes
+            if "classes" in message:  # of the head the rows of the client's own classes; other tensors are unchanged
                 rows = {OUTPUT: get_tensor(message, "classes").nonzero().flatten()}
                 w_i = {name: t[plan.entries(name, rows, t.shape)] for name, t in w_i.items()}
                 channels = {**channels, **rows}

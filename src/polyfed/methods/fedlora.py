@@ -11,14 +11,16 @@ server:    joins A_k and B_k of each layer by the rule `aggregation`;  p_k = n_k
   stack      A and B: all A_k and p_k s_k B_k beside each other, so that B A = sum p_k s_k B_k A_k  `stack` (FLoRA)
            then all clients have W + B A, an A_k drawn anew, and B_k = 0                            `add`, `restart`
            the head becomes sum p_k head_k                                                          `aggregate`
+scored:    the network as received: of `stack` W + B A added, of the others with the client's first r_k components
 FLoRA was compared with its code (ATP-1010/FederatedLLM). Of HETLoRA, FlexLoRA and raFLoRA the abstracts alone were
 read, so that no line above is an equation of theirs. Rules are held against NumPy by
 `tests/methods/test_fedlora_by_hand.py`, rounds of `stack`, also missed ones, by `tests/methods/test_fedlora.py`. The
 record's `energy_beyond_smallest_rank` is, as a mean over layers, the share of the squares of singular values beyond the
 smallest rank: of B A, with stack of the sum of all updates.
 Sources: HETLoRA, arXiv:2401.06432; FlexLoRA, arXiv:2402.11505; FLoRA, arXiv:2409.05976; raFLoRA, arXiv:2602.13486.
-Sent: down P_A(r) + P_h (stack: those of all clients); up P_A(r) + P_h. Kept: server: A, B, head; stack: the last
-updates, the sum of all, who has added how many; client: how many it has added to W.
+Sent: down P_A(r) + P_h (stack: those of all clients, and their number; to who missed some I O per layer); up
+P_A(r) + P_h (stack: and how many it has added). Kept: server: A, B, head; stack: the last updates, the sum of all, who
+has added how many; client: how many it has added to W, each once.
 Deviations from the paper: (1) All rules have s_k = alpha / r_k; FLoRA's code has one s. (2) Heads are averaged under
 every rule. (3) HETLoRA also prunes ranks, and weights clients by the norm of their updates. (4) `slices` averages A and
 B apart; raFLoRA divides each client's update, of both, into parts by rank and averages each part over those that
@@ -72,7 +74,7 @@ def pad(sent: Sequence[Adapter], n: Sequence[float], common: Adapter) -> Adapter
 
 
 def slices(sent: Sequence[Adapter], n: Sequence[float], common: Adapter) -> Adapter:
-    """raFLoRA: component j of these sums over the clients with r_k > j; the last one where there is none."""
+    """raFLoRA: component j of `pad`'s sums over the clients with r_k > j; the last one where there is none."""
     a = common.a.clone()
     b = common.b.clone()
     for j in range(common.rank):

@@ -29,7 +29,7 @@ from polyfed.core.client import Client
 from polyfed.engine.federation import Federation
 from polyfed.engine.run import Run
 from polyfed.experiments.build import build_federation
-from polyfed.functional.calibration import fit_temperature
+from polyfed.functional.closed_forms import fit_temperature
 
 METHODS = ("local", "fedgh", "fedproto", "fd", "fml")
 WEIGHTS = (0.0, 0.5, 0.8, 0.9, 1.0)  # v

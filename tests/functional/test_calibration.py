@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyfed.functional.calibration import fit_temperature
+from polyfed.functional.closed_forms import fit_temperature
 
 SHARES = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
 

@@ -15,7 +15,7 @@ from polyfed import methods, testing
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.engine.run import Run
-from polyfed.functional.calibration import fit_temperature
+from polyfed.functional.closed_forms import fit_temperature
 from polyfed.methods import ClosedForm, Local, OwnPlusCommon
 from polyfed.testing import Reduction
 from tests.helpers import oracles

@@ -33,7 +33,7 @@ from polyfed.core.settings import AdapterSettings, Personalization, Stage, Train
 from polyfed.core.upload_forms import BY_CLASS
 from polyfed.engine.scoring import uses_default_predict
 from polyfed.errors import ConfigError
-from polyfed.functional.calibration import share_shift
+from polyfed.functional.closed_forms import share_shift
 
 # entries of messages and states
 _COUNTS = "class counts"

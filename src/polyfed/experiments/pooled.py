@@ -38,7 +38,7 @@ from polyfed.engine.executors.executor import Done, RunJobs
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.scoring import evaluate_model, part_of
 from polyfed.errors import ConfigError
-from polyfed.functional.calibration import share_shift
+from polyfed.functional.closed_forms import share_shift
 from polyfed.methods.local import Local
 
 __all__ = ["MOST_EPOCHS", "OTHER_SECTIONS", "pool"]

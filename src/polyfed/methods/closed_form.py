@@ -11,7 +11,7 @@ server:          n, M, S = sums over the clients heard;  N = sum_c n_c,  mu_c = 
 prediction:      softmax(t (phi(x)' W + b) + log pi),  pi: the client's own class shares, or the federation's, which
                  also stand for those of a client without rows of any class that the federation knows  `predict`
 t:               of 1, 2^(-1/4), ..., 1/64 that with the largest likelihood of the client's validation rows, with its
-                 own class shares, times exp(-log(2 t)^2 / 2); without any 1/2                   `receive`
+                 own class shares, times exp(-log(2 t)^2 / 2); without any 1/2           `fit_temperature`
 
 That is all where options have their defaults; who checks these may skip the others, whose equations stand where they
 are solved, in `functional.closed_forms`:
@@ -66,7 +66,7 @@ from polyfed.core.method import Context, Method, Requirements, hyperparameters
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
 from polyfed.functional import closed_forms, noisy_sums
-from polyfed.functional.calibration import USUAL
+from polyfed.functional.closed_forms import USUAL
 from polyfed.functional.device_copies import in_float64
 from polyfed.methods.building_blocks import solved_model
 from polyfed.methods.building_blocks.sums_sent_once import SumsSentOnce

@@ -56,8 +56,8 @@ from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Members, UploadContext
 from polyfed.errors import ConfigError
 from polyfed.functional import closed_forms, column_moments
-from polyfed.functional.calibration import USUAL
 from polyfed.functional.class_statistics import add
+from polyfed.functional.closed_forms import USUAL
 from polyfed.methods.building_blocks import own_columns, solved_model
 
 _EXACT = (torch.float64,)

@@ -18,7 +18,7 @@ from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.message import Group, get_tensor
 from polyfed.core.method import Context
-from polyfed.functional.calibration import fit_temperature
+from polyfed.functional.closed_forms import fit_temperature
 
 
 def class_shares(counts_C: Tensor) -> Tensor:

@@ -60,11 +60,11 @@ def test_every_data_set_has_a_line() -> None:
 
 
 def test_accuracies_stand_beside_what_their_rows_need() -> None:
-    _, _, *lines = shown("{{ accuracies local,fedgh,pooled rows/digits-40 rows/rows-400 }}").splitlines()
-    local, fedgh, pooled = (line.strip("| ").split(" | ") for line in lines)
-    assert [local[1], fedgh[1], pooled[1]] == ["nobody", "the others", "all rows in one place"]
+    _, _, *lines = shown("{{ accuracies local,ditto,pooled rows/digits-40 rows/rows-400 }}").splitlines()
+    local, ditto, pooled = (line.strip("| ").split(" | ") for line in lines)
+    assert [local[1], ditto[1], pooled[1]] == ["nobody", "the others", "all rows in one place"]
     assert local[2:] == [shown(f"{{{{ value rows/{name} local accuracy }}}}") for name in ("digits-40", "rows-400")]
-    assert fedgh[3] == "-", "not among the rows of the setting"
+    assert ditto[3] == "-", "not among the rows of the setting"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -24,13 +24,14 @@ authors' code, the KL term nevertheless asks for all classes of the batch, also 
 responding client has had. (3) Architectures may differ; the paper has one. (4) On clients, G normalizes by its running
 statistics, and BatchNorm in a head normalizes generated features by their batch, while its running statistics leave
 them out; at the server heads are in eval mode.
-From the authors' code, of which (6) and (9) alone change an equation: (5) Noise is normal, as in the paper; there it is
-uniform. (6) Classes are drawn by the responding clients' counts; there all equally. (7) Per step, a client generates
-`training.batch_size` features of drawn classes (there 32), and the server 128 (that code's `ensemble_batch_size`, which
-its loop does not use); there alpha = beta = 10 on MNIST, and 10 and 1 on EMNIST. (8) There a_t and b_t are 1e-4 at
-least, also of alpha = 0, which here switches the term off. (9) There a_t's term has the factor gen_batch_size /
-batch_size. (10) There a client uses no generated features after its 20th local epoch. (11) There n_ky counts the rows
-of the batches that were drawn, and begins at 1; here it is of all the client's rows.
+From the authors' code, where classes drawn and the factor of a_t's term change an equation, the others none: (5) Noise
+is normal, as in the paper; there it is uniform. (6) Classes are drawn by the responding clients' counts; there all
+equally. (7) Per step, a client generates `training.batch_size` features of drawn classes (there 32), and the server 128
+(that code's `ensemble_batch_size`, which its loop does not use); there alpha = beta = 10 on MNIST, and 10 and 1 on
+EMNIST. (8) There a_t and b_t are 1e-4 at least, also of alpha = 0, which here switches the term off. (9) There a_t's
+term has the factor gen_batch_size / batch_size. (10) There a client uses no generated features after its 20th local
+epoch. (11) There n_ky counts the rows of the batches that were drawn, and begins at 1; here it is of all the client's
+rows.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def same(recipe: Recipe, run: Run, folder: Path) -> None:
     [
         ("fedavg", ONE),
         ("fedavg", {**ONE, "hyperparameters": {"personalize": "shares"}}),
-        ("fedprox", {**ONE, "training": {"momentum": 0.5, "class_weights": "balanced"}}),
+        ("fedprox", {**ONE, "training": {"momentum": 0.5}}),
         ("fedgh", {}),
         ("closed-form", {}),
         ("fedhenn", RAD),

@@ -328,7 +328,7 @@ class SaysHalfOfWhatItSends(FedAvg):
 
 
 class IgnoresRowWeights(Local):
-    """The loss is a plain mean over the batch: class weights change nothing."""
+    """The loss is a plain mean over the batch: rows of padding count, too."""
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         return F.cross_entropy(model(batch.x), batch.y)

@@ -103,7 +103,6 @@ CASES: dict[str, Refused] = {
     "pretraining.optimizer": refused("set epochs above 0", optimizer="sgd"),
     "pretraining.lr": refused("set epochs above 0", lr=0.1),
     "training.momentum": refused("momentum is SGD's; with optimizer 'adam'", optimizer="adam", momentum=0.9),
-    "training.class_weights": refused("expected a number for each of 10 classes, got 2", class_weights=[1.0, 2.0]),
     "training.augmentation": refused(
         "expects images, 'csv:table.csv' has none", with_data(dataset=TABLE), augmentation="crop"
     ),

@@ -89,11 +89,6 @@ class Training(Settings):
         description="'none'; of images 'crop' (pad by an eighth of a side, random crop) or 'crop-flip' (and horizontal "
         "flip)",
     )
-    class_weights: Literal["balanced"] | Annotated[list[Weight], Field(min_length=2)] | None = Field(
-        None,
-        description="how much rows of each class count in the losses of local training: a number per class, or "
-        "'balanced': each class of a client as much as the others; default: every row counts alike",
-    )
 
     def cohort_size(self, clients: int) -> int:
         """How many of so many clients take part in a round: max(1, floor(C N))."""

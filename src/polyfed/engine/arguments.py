@@ -178,7 +178,6 @@ def _complete_regression(task: Task) -> Task:
 
 def check_settings(
     task: Task,
-    training: Training,
     evaluation: Evaluation,
     metrics: Mapping[str, Any],
     output: Output,
@@ -194,8 +193,6 @@ def check_settings(
     check_values({**texts, "metrics": metrics, "settings": output.settings})
     numbers = not task.classes
     own_spaces = any(client.class_names for client in clients)
-    weights = training.class_weights
-    is_list = weights not in (None, "balanced")
     metrics_here = task.main_score.metrics
     unknown = [name for name in evaluation.metrics if name not in metrics_here]
     if numbers and evaluation.metrics == Evaluation.model_fields["metrics"].default:
@@ -214,15 +211,6 @@ def check_settings(
             f"evaluation.metrics 'confusion': expected one label space, {own}",
         ),
         (unknown, f"evaluation.metrics: expected of {', '.join(metrics_here)}, got '{', '.join(unknown[:1])}'"),
-        (numbers and weights, "training.class_weights: expected classes as labels, got numbers to predict"),
-        (
-            own_spaces and is_list,
-            f"training.class_weights: expected one label space for a number per class, {own}; set it to 'balanced'",
-        ),
-        (
-            is_list and len(weights or ()) != task.classes,
-            f"training.class_weights: expected a number for each of {task.classes} classes, got {len(weights or ())}",
-        ),
         (
             evaluation.patience and not has_validation,
             f"evaluation.patience: expected validation data, by which a run stops early, {no_validation}",

@@ -203,11 +203,6 @@ def check_dp_sgd(method: Method, settings: Privacy, clients: Sequence[Client], m
             f"privacy.max_grad_norm: expected a method and hyperparameters whose loss is a mean over rows and of "
             f"nothing else, got {name}; see docs/privacy.md"
         )
-    if clients[0].training.class_weights is not None:
-        raise ConfigError(
-            "privacy.max_grad_norm: expected no training.class_weights, by which a row's share in a batch depends on "
-            "the other rows"
-        )
     phases = [phase for exchange in method.exchanges(1) for phase in exchange.phases or ()]
     for phase in [*phases, *method.phases(clients[0].training)]:
         if phase.data != "train" or phase.rows is not None:

@@ -123,7 +123,7 @@ class Federation(Setup):
         self.output = out if isinstance(out, Output) else Output(path=out)
         self.seed = check_integer("seed", seed, 0)
         self.task = complete_task(task, self.clients)
-        check_settings(self.task, self.training, self.evaluation, self.metrics, self.output, self.clients)
+        check_settings(self.task, self.evaluation, self.metrics, self.output, self.clients)
         self.history = []
         self.excluded, self.unscored = {}, set()
         self.stages = self.evaluation.stages(self.method.evaluation_stage)

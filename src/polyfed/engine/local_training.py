@@ -113,20 +113,6 @@ def phase_data(client: Client, phase: Phase) -> tuple[LabeledSamples, Prepare]:
     return client.public.samples, client.public.prepare
 
 
-def class_weights(client: Client, phase: Phase) -> Tensor | None:
-    """How much a row of each class counts in the phase's losses, (C,); None: every row alike, as public rows do.
-
-    "balanced" is N / (S n_c), with n_c of N training rows, and S classes, at the client.
-    """
-    asked = client.training.class_weights
-    if asked is None or phase.data == "public":
-        return None
-    if asked != "balanced":
-        return torch.tensor(asked)
-    counts = torch.bincount(client.data.train.y, minlength=client.classes)
-    return counts.sum() / (counts.count_nonzero() * counts.clamp(min=1))
-
-
 def _batches(
     client: Client,
     phase: Phase,
@@ -148,7 +134,6 @@ def _batches(
         else shuffled_batches(client, phase, held, rows, order)
     )
     nothing = torch.empty(0, dtype=torch.int64)
-    by_class = class_weights(client, phase)
     planned = (
         (rows, nothing if augment is None else augment.draw(len(rows), shape, noise)) for rows in batches_of_rows
     )
@@ -158,8 +143,7 @@ def _batches(
             x = augment.apply(x, drawn)
         x = prepare(x.to(device))
         y = there.y[chosen].to(device) if there.y.is_cpu else there.y[places]
-        w = torch.ones(len(chosen), device=device) if by_class is None else by_class.to(device)[y]
-        yield Batch(x, y, w, places)
+        yield Batch(x, y, torch.ones(len(chosen), device=device), places)
 
 
 def _placed(

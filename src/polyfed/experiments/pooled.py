@@ -13,8 +13,6 @@ tuned     by the shared network after E more epochs on the client's own training
 The first is the network that the run keeps, in every round; the others are further predictors of it
 (`Method.alternative_predictors`). The tuned weights come of a final round, and lie in the client's state; before it,
 "tuned" is as "pooled". Where numbers are predicted there are no shares: each client's numbers are in its own unit.
-
-Class weights of training ("balanced") are those of the rows of all, also where a client trains on its own.
 """
 
 from __future__ import annotations

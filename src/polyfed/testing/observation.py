@@ -23,6 +23,7 @@ from polyfed.core.randomness import global_draws, keep_global_rng
 from polyfed.core.server import Server
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError, RunError, kind_and_line
+from polyfed.functional.modes import has_batchnorm
 from polyfed.testing import fixtures
 from polyfed.testing.fixtures import SHORT, TinyFederation
 
@@ -110,9 +111,9 @@ class Observation:
         scenes: the aggregations, as they were before each.
         sent: client -> what came down to it in each main exchange.
         offenses: (kind, what was seen): "written" into what was given, "draws" from a global generator, "alias" of
-            another's memory, "broadcast" that is not repeatable, "state" in the method object; "impure" and
-            "oracle" of the loss in the second step of each client's second round, under torch.func of one client of
-            each network.
+            another's memory, "broadcast" that is not repeatable, "state" in the method object; "impure",
+            "weights" of rows that do not count and "oracle" of the loss in the second step of each client's second
+            round, under torch.func of one client of each network.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class Observation:
                 seen[address] = party
 
     def _look_at_loss(self, architecture: str, model: Any, batch: Batch, context: Context) -> None:
-        looks = [("oracle", self._ask_the_oracle), ("impure", self._ask_again)]
+        looks = [("oracle", self._ask_the_oracle), ("impure", self._ask_again), ("weights", self._ask_without_a_row)]
         if architecture not in self._architectures:
             self._architectures.add(architecture)
             looks.append(("impure", self._ask_torch_func))
@@ -282,6 +283,20 @@ class Observation:
             self._fail(f"the loss of one batch is {first.item():.6g} and, asked again, {second.item():.6g}")
         if global_draws() != draws:
             self._fail("the loss draws from a global generator; make all draws in `inputs`")
+
+    def _ask_without_a_row(self, model: Any, batch: Batch, context: Context) -> None:
+        if len(batch.y) < 2 or has_batchnorm(model):  # by which rows see one another
+            return
+        w = batch.w.clone()
+        w[-1] = 0
+        weightless = _loss(self.method, model, batch._replace(w=w), context)
+        shorter = Batch(*(t[:-1] for t in batch if t is not None))
+        absent = _loss(self.method, model, shorter, context)
+        self._same(
+            {"loss": weightless.detach()},
+            {"loss": absent.detach()},
+            "a row of weight 0 counts in the loss; multiply each row's loss by its batch.w",
+        )
 
     def _ask_torch_func(self, model: Any, batch: Batch, context: Context) -> None:
         whole = _Whole(self.method, model)

@@ -20,7 +20,7 @@ from polyfed.core.optimizers import Optimizer
 from polyfed.core.settings import Training
 from polyfed.data.augmentation import augmentation
 from polyfed.engine.executors.stacked_loss import Tensors
-from polyfed.engine.local_training import class_weights, phase_data, shuffled_batches
+from polyfed.engine.local_training import phase_data, shuffled_batches
 
 
 class ClientProgress:
@@ -68,19 +68,14 @@ class PhaseData:
         rows, where, weights = torch.stack([rows_SKB, rows_SKB + begin_K1, (plan_SKB >= 0).long()]).to(device)
         self.sizes = (plan_SKB >= 0).sum(dim=2)
         there = [samples.at(device) for samples in held.values()]
-        labels = torch.cat([samples.y.to(device) for samples in there])[where]
         self.tensors: Tensors = {
             "x": torch.cat([samples.x.to(device) for samples in there]),
             "rows": rows,
             "where": where,
-            "labels": labels,
+            "labels": torch.cat([samples.y.to(device) for samples in there])[where],
             "weights": weights.float(),
             "sizes": self.sizes.to(device, torch.float32 if device.type == "mps" else torch.float64),
         }
-        by_class = [class_weights(progress.client, phase) for progress in progresses]
-        if by_class[0] is not None:
-            by_class_KC = torch.stack([each for each in by_class if each is not None]).to(device)
-            self.tensors["weights"] *= by_class_KC.expand(len(where), -1, -1).gather(2, labels)
         if self._augment is not None:
             shape = self.tensors["x"].shape[1:]
             drawn = [[self._augment.draw(len(rows), shape, p.noise) for rows in p.batches] for p in progresses]

@@ -1,15 +1,16 @@
-"""Features inverted, of functions whose answer is known."""
+"""Features inverted, of functions whose answer is known; and how near images are, against NumPy."""
 
 from __future__ import annotations
 
 import itertools
+import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from polyfed.attacks.reconstruction import invert_features
-from polyfed.functional.image_quality import psnr, total_variation
+from polyfed.attacks.reconstruction import invert_features, psnr, total_variation
 from polyfed.methods.building_blocks.feature_pairs import add_noise
 
 SHAPE = (1, 6, 6)
@@ -17,6 +18,10 @@ SHAPE = (1, 6, 6)
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def orthogonal() -> nn.Module:
@@ -87,3 +92,28 @@ def test_features_that_are_all_zero_are_a_target_too() -> None:
     assert bool(torch.isfinite(x).all())
     assert bool(torch.isfinite(loss).all())
     assert float(x.abs().max()) < 0.1
+
+
+def test_psnr_is_that_of_the_mean_squared_difference() -> None:
+    x, y = uniform(3, 2, 6, 5), uniform(3, 2, 6, 5, seed=1)
+    expected = [-10 * math.log10(np.mean((a.numpy() - b.numpy()) ** 2)) for a, b in zip(x, y, strict=True)]
+    assert torch.allclose(psnr(x, y), torch.tensor(expected, dtype=torch.float64))
+    assert torch.equal(psnr(x, y), psnr(y, x))  # brighter or darker by as much is as far
+
+
+def test_psnr_of_known_differences() -> None:
+    x = uniform(2, 1, 4, 4)
+    assert psnr(x, x).tolist() == [math.inf, math.inf]
+    for away in (0.1, -0.1):
+        assert torch.allclose(psnr(x, x + away), torch.full((2,), 20.0, dtype=torch.float64))
+        assert torch.allclose(psnr(x, x + away / 10), torch.full((2,), 40.0, dtype=torch.float64))
+
+
+def test_total_variation_counts_both_directions() -> None:
+    x = uniform(3, 2, 4, 5)
+    down, across = np.abs(np.diff(x.numpy(), axis=2)), np.abs(np.diff(x.numpy(), axis=3))
+    expected = down.mean(axis=(1, 2, 3)) + across.mean(axis=(1, 2, 3))
+    assert torch.allclose(total_variation(x), torch.from_numpy(expected))
+    assert torch.allclose(total_variation(1 - x), total_variation(x))
+    assert total_variation(torch.full((1, 1, 3, 3), 0.7)).item() == 0
+    assert total_variation(torch.tensor([[[[0.0, 1.0, 0.0]]]])).item() == 1

@@ -60,7 +60,6 @@ def decibels(one: Tensor, other: Tensor) -> float:
 def test_features_give_digits_away_and_noise_hides_them(ran: Ran) -> None:
     plain, noisy = (made(fedin(ran, noise_level=level), 6, 150).summary for level in (0.0, 0.8))
     assert plain["psnr"] > max(plain["guess_psnr"], noisy["psnr"]) + 2
-    assert plain["ssim"] > noisy["ssim"]
 
 
 @pytest.mark.parametrize(

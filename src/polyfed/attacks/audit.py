@@ -213,16 +213,13 @@ def _tables(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Column]]:
             "attacked": one["what"],
             "images": str(one["images"]),
             **{
-                heading: "-" if one[key] is None else f"{one[key]:.{digits}f}"
-                for heading, key, digits in (
-                    ("PSNR [dB]", "psnr", 2), ("guess\nPSNR", "guess_psnr", 2),
-                    ("SSIM", "ssim", 3), ("guess\nSSIM", "guess_ssim", 3),
-                )
+                heading: "-" if one[key] is None else f"{one[key]:.2f}"
+                for heading, key in (("PSNR [dB]", "psnr"), ("guess\nPSNR", "guess_psnr"))
             },
         }
         for each in found
         if (one := each["reconstruction"])
-    ]  # fmt: skip
+    ]
     tables = {"What goes up": sent, "Which rows a client trained on": members, "Reconstructed images": images}
     words = ("run", "goes up", "in the clear", "classes guessed by", "by", "attacked")
     return {title: columns_of(rows, words) for title, rows in tables.items() if rows}

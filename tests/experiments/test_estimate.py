@@ -16,7 +16,7 @@ import polyfed as pf
 from polyfed.cli.app import status
 from polyfed.core.message import Message
 from polyfed.core.server import Server
-from polyfed.experiments.estimate import CostEstimate, check, count_scored_rows, estimate_costs
+from polyfed.experiments.estimate import CostEstimate, check, estimate_costs
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.local import Local
 from tests.helpers.checked_recipe import CHECKED
@@ -84,18 +84,6 @@ def test_no_worker_process_is_left(recipe: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_rows_that_are_scored() -> None:
-    def rows(**evaluation: Any) -> int:
-        made = federation(Local())
-        made.evaluation = pf.Evaluation(**evaluation)
-        made.stages = made.evaluation.stages("personal")
-        return count_scored_rows(made, made.clients[0])
-
-    assert rows() == 4 * (6 + 2)
-    assert rows(every_n_rounds=3) == 2 * (6 + 2), "round 3, and the last"
-    assert rows(extra_stages=["received"]) == 4 * (2 * 6 + 2)
-
-
 def test_check_lists_it(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = ["--set", "models.architectures=['digits-cnn1', 'fedhenn-lstm1', 'fedhenn-lstm2']", "--method", "fedhenn"]
     assert status(["check", str(recipe), *bad]) == 2
@@ -156,9 +144,11 @@ def test_the_table_stays_readable_with_many_clients_and_classes(recipe: Path) ->
         "class_names": [str(label) for label in range(99)] + ["owl"],
         "feature_names": [f"x{place}" for place in range(50)],
     }
-    kinds = estimate_costs(federation(Local())).architectures
+    cheap = estimate_costs(federation(Local()))
     odd = ("classes with test rows that nobody trains on (1): 99 (owl)",)
-    lines = str(CostEstimate(facts, kinds, clients, 1.0, 0, 0, 0, remarks=odd)).splitlines()
+    lines = str(
+        CostEstimate(facts, cheap.architectures, clients, cheap.seconds, 0, 0, cheap.memory, remarks=odd)
+    ).splitlines()
     assert max(map(len, lines)) <= 120
     assert any(line.endswith("99 classes") for line in lines)
     assert any(line.endswith("x38, x39, ... and 10 more") for line in lines)

@@ -69,7 +69,7 @@ def test_sums_are_those_of_the_networks_features() -> None:
 def test_a_check_counts_the_networks_memory_once() -> None:
     both = [federation(ClosedForm(map=name), members(), BUILDERS)[0] for name in (MAP, "nets:heavy")]
     light, heavy = (fed.server.frozen_network.nbytes for fed in both)
-    known = [estimate_costs(fed).nbytes for fed in both]
+    known = [estimate_costs(fed).memory["weights and states"] for fed in both]
     assert known[1] - known[0] == heavy - light > 10000
 
 

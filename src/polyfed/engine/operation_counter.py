@@ -128,7 +128,7 @@ def training_operations(client: Client, method: Method, context: Context, phases
             with train_only(worker.model, phase), cache_trainable(worker.model) as (_, parameters):
                 if not parameters:
                     continue
-                for rows in _sizes(worker, phase, context):
+                for rows in batch_sizes(worker, phase, context):
                     inputs = method.step_inputs(worker, taken, draws)
                     kind = (rows, structure(inputs))
                     if kind not in known:
@@ -140,7 +140,7 @@ def training_operations(client: Client, method: Method, context: Context, phases
     return total
 
 
-def _sizes(client: Client, phase: Phase, context: Context) -> list[int]:
+def batch_sizes(client: Client, phase: Phase, context: Context) -> list[int]:
     """Rows of each of a phase's minibatches, as `shuffled` deals them."""
     held = len(phase_data(client, phase)[0] if phase.rows is None else get_tensor(context, phase.rows))
     size = client.training.batch_size

@@ -63,12 +63,8 @@ def check(
         refuse_unread_settings(federation)
     federated = data.federated(resolved)
     costs = estimate_costs(federation)
-    return replace(
-        costs,
-        unused=federated.unused,
-        holdout=len(federated.holdout),
-        remarks=(*costs.remarks, *federated.remarks),
-    )
+    rows = f"rows: {len(federated.holdout)} held out for the server, {federated.unused} unused"
+    return replace(costs, remarks=(*costs.remarks, *federated.remarks, rows))
 
 
 # one federation -----------------------------------------------------------------------------------------------------
@@ -77,37 +73,35 @@ def check(
 def estimate_costs(federation: Federation) -> CostEstimate:
     """Play two rounds with one client of each network. The federation cannot be run afterwards.
 
+    A final round counts as one more, and a client's training takes as long for each row as that of the client whose
+    network was measured.
+
     Raises:
         RunError: the method fails; says with which client and in which round.
     """
     trial = TrialRounds(federation)
     networks = {network.name: network for network in trial.play()}
     mine = [networks[trial.networks[client.id]] for client in federation.clients]
-    rounds, workers = federation.training.rounds, federation.executor.workers
-    scoring = [
-        network.seconds_row * count_scored_rows(federation, client)
-        for client, network in zip(federation.clients, mine, strict=True)
-    ]
-    work = scoring.copy()
-    bytes_up = bytes_down = 0.0
-    method = federation.method
-    final = method.final_exchanges()
-    for number in range(1, rounds + (2 if final else 1)):
-        present = federation.present(number)
+    rounds = federation.training.rounds
+    bytes_up = bytes_down = training = 0.0
+    for number in range(1, rounds + (2 if federation.method.final_exchanges() else 1)):
         is_final = number > rounds
-        exchanges = final if is_final else method.exchanges(number)
-        share = 1.0 if is_final else _asked(federation, len(present))
         place = 2 if is_final else min(number, 2) - 1
+        present = federation.present(number)
+        share = 1.0 if is_final else _asked(federation, len(present))
         for client_id in present:
             network = mine[client_id]
-            steps = trial.steps(federation.clients[client_id], exchanges)
-            work[client_id] += share * (steps * network.seconds_batch + network.seconds_rest)
+            work = network.work
             bytes_up += share * network.up[place]
             bytes_down += share * network.down[place]
-    device = federation.model_factory.device
-    store = federation.store
-    beside = federation.model_factory.frozen_network
-    server = rounds * trial.server_seconds
+            longer = federation.clients[client_id].n / network.rows
+            training += share * (longer * work.seconds_training + work.seconds_rest)
+    scored = sum(
+        (len(client.data.test) + len(client.data.validation)) * network.work.seconds_row
+        for client, network in zip(federation.clients, mine, strict=True)
+    )
+    evaluations = math.ceil(rounds / federation.evaluation.every_n_rounds) * len(federation.stages)
+    workers = federation.executor.workers
     return CostEstimate(
         facts={
             **federation.facts,
@@ -117,18 +111,15 @@ def estimate_costs(federation: Federation) -> CostEstimate:
         },
         architectures=tuple(networks.values()),
         clients=tuple(_facts(client) for client in federation.clients),
-        seconds=max(sum(work) / workers, *work) + server,  # one client's rounds follow each other
+        seconds={
+            "training": training / workers,
+            "scoring": evaluations * scored / workers,
+            "the server": rounds * trial.server_seconds,
+        },
         bytes_up=bytes_up,
         bytes_down=bytes_down,
-        nbytes=sum(network.nbytes for network in mine)
-        + nbytes(federation.server.state)
-        + (0 if beside is None else beside.nbytes),
+        memory=_memory(federation, mine),
         workers=workers,
-        stack=clients_per_batch(federation.execution.executor, str(device), federation.execution.workers),
-        device_nbytes=None if device.type == "cpu" else store.nbytes if store.on_device else 0,
-        seconds_server=server,
-        seconds_scoring=sum(scoring) / workers,
-        data_nbytes=_data_bytes(federation),
         averaged=averaging(federation),
         remarks=tuple(data_remarks(federation)),
     )
@@ -140,16 +131,18 @@ def _asked(federation: Federation, present: int) -> float:
     return float(count / present)
 
 
-def count_scored_rows(federation: Federation, client: Client) -> int:
-    """How many rows of a client are scored in the whole run: in each evaluation all that it is scored on, in every
-    stage; validation rows, which choose a round, in the main stage alone.
-    """
-    evaluations = math.ceil(federation.training.rounds / federation.evaluation.every_n_rounds)
-    evaluations += bool(federation.method.final_exchanges())
-    if client.id in federation.held_out:
-        return evaluations * len(client.data.test)
-    tested = len(client.data.test) + len(client.missing or ())
-    return evaluations * (len(federation.stages) * tested + len(client.data.validation))
+def _memory(federation: Federation, networks: Sequence[NetworkCost]) -> dict[str, int]:
+    """Bytes by what takes them. networks: of each client."""
+    beside = federation.model_factory.frozen_network
+    weights = sum(network.work.nbytes for network in networks) + nbytes(federation.server.state)
+    asked = federation.execution
+    stack = clients_per_batch(asked.executor, str(federation.model_factory.device), asked.workers)
+    largest = max(network.work.peak * min(stack, network.clients) for network in networks)
+    return {
+        "weights and states": weights + (0 if beside is None else beside.nbytes),
+        "data": _data_bytes(federation),
+        "at work": federation.executor.workers * largest,
+    }
 
 
 def _data_bytes(federation: Federation) -> int:
@@ -254,53 +247,32 @@ class CostEstimate:
         facts: method, dataset, rounds and so on, as in `result.json`.
         architectures: one entry for each network that is trained.
         clients: one entry each: id, architecture, train, validation, test (rows), labels (class -> training rows).
-        unused: rows of the data set that nobody gets. holdout: rows that the server holds.
-        seconds, bytes_up, bytes_down: estimates for the whole run, if it does not stop early.
-        seconds_server, seconds_scoring: what of the seconds is the server's, and what is scoring.
-        nbytes: of all clients' weights and states and the server's, in memory. data_nbytes: of the clients' samples and
-            those that everybody may see.
-        workers: processes that do the clients' work. stack: so many clients train as one, at most.
-        device_nbytes: of all clients' weights where these stay on the GPU between rounds; None: there is no GPU.
+        seconds, bytes_up, bytes_down: estimates for the whole run, if it does not stop early; seconds by what takes
+            them: training, scoring, the server.
+        memory: bytes by what takes them: weights and states of all clients and the server; the clients' data and those
+            that everybody may see; the largest network at work in every worker, of all clients that train as one.
+            Python and PyTorch are not counted.
+        workers: processes that do the clients' work.
         averaged: what the method averages with whom, in a line; "" where it averages no networks.
         remarks: who is held out of training; what is odd about the classes
-            (`polyfed.data.classes.remarks`) and the data set (`FederatedDataset.remarks`).
+            (`polyfed.data.classes.remarks`) and the data set (`FederatedDataset.remarks`); rows that nobody trains on.
     """
 
     facts: Mapping[str, Any]
     architectures: tuple[NetworkCost, ...]
     clients: tuple[Mapping[str, Any], ...]
-    seconds: float
+    seconds: Mapping[str, float]
     bytes_up: float
     bytes_down: float
-    nbytes: int
-    unused: int = 0
-    holdout: int = 0
+    memory: Mapping[str, int]
     workers: int = 1
-    stack: int = 1
-    device_nbytes: int | None = None
-    seconds_server: float = 0.0
-    seconds_scoring: float = 0.0
-    data_nbytes: int = 0
     averaged: str = ""
     remarks: tuple[str, ...] = ()
 
     @property
-    def peak(self) -> int:
-        """Bytes in memory, a GPU's included, with the largest network at work in every worker.
-
-        Python and PyTorch are not counted.
-        """
-        return self.nbytes + self.data_nbytes + self.peak_at_work
-
-    @property
-    def peak_at_work(self) -> int:
-        """Those at work, in all workers together, and of all clients that train as one."""
-        return self.workers * max(kind.peak * min(self.stack, kind.clients) for kind in self.architectures)
-
-    @property
     def seconds_round(self) -> float:
         """Of a round, on average."""
-        return self.seconds / int(self.facts["rounds"])
+        return sum(self.seconds.values()) / int(self.facts["rounds"])
 
     def __repr__(self) -> str:
         return "\n".join(_page(self))
@@ -330,23 +302,19 @@ def _page(check: CostEstimate) -> Iterator[str]:
         yield from textwrap.wrap(f"classes: {listed}", _WIDTH)
     yield from _client_summary(check.clients)
     yield from _wrap(check.remarks)
-    yield f"rows: {check.holdout} held out for the server, {check.unused} unused"
     workers = f" with {check.workers} workers" if check.workers > 1 else ""
+    seconds = check.seconds
     yield (
-        f"whole run, about: {human_seconds(check.seconds)}{workers} (scoring "
-        f"{human_seconds(check.seconds_scoring)}, the server {human_seconds(check.seconds_server)}); "
+        f"whole run, about: {human_seconds(sum(seconds.values()))}{workers} (scoring "
+        f"{human_seconds(seconds['scoring'])}, the server {human_seconds(seconds['the server'])}); "
         f"{human_bytes(check.bytes_up)} up, {human_bytes(check.bytes_down)} down"
     )
+    memory = {what: human_bytes(size) for what, size in check.memory.items()}
     yield (
-        f"memory, about: {human_bytes(check.peak)} beside Python and PyTorch: "
-        f"{human_bytes(check.nbytes)} of weights and states, {human_bytes(check.data_nbytes)} of data, "
-        f"{human_bytes(check.peak_at_work)} at work{workers}"
+        f"memory, about: {human_bytes(sum(check.memory.values()))} beside Python and PyTorch: "
+        f"{memory['weights and states']} of weights and states, {memory['data']} of data, "
+        f"{memory['at work']} at work{workers}"
     )
-    if check.device_nbytes is not None:
-        yield (
-            f"on the GPU: {human_bytes(check.peak_at_work)} at work, up to {check.stack} clients as one; "
-            f"{human_bytes(check.device_nbytes)} of weights between rounds, and as much again within a round"
-        )
 
 
 def _networks(kinds: Sequence[NetworkCost]) -> Iterator[str]:
@@ -357,8 +325,8 @@ def _networks(kinds: Sequence[NetworkCost]) -> Iterator[str]:
         Column("FLOPs", [f"{kind.flops:,}" for kind in kinds]),
         Column("down, rounds 1, 2", [", ".join(map(human_bytes, kind.down[:2])) for kind in kinds]),
         Column("up, rounds 1, 2", [", ".join(map(human_bytes, kind.up[:2])) for kind in kinds]),
-        Column("one batch", [f"{1000 * kind.seconds_batch:.1f} ms" for kind in kinds]),
-        Column("memory at work", [human_bytes(kind.peak) for kind in kinds]),
+        Column("one batch", [f"{1000 * kind.work.seconds_batch:.1f} ms" for kind in kinds]),
+        Column("memory at work", [human_bytes(kind.work.peak) for kind in kinds]),
     ]
     yield render_text(columns, _WIDTH)
     yield ""

@@ -1,13 +1,12 @@
 """Rounds that the engine plays before a run, so that they can be measured: nobody is missing, and nothing is written.
 
-Two rounds are played, the first and the next in which somebody trains, as some methods' first messages are smaller than
-the later ones; and the final round, where there is one. One client of each network takes part, with a few batches.
+Rounds 1 and 2 are played, as some methods' first messages are smaller than the later ones; and the final round, where
+there is one. One client of each network takes part, with a few batches.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,26 +16,49 @@ import torch
 
 from polyfed.core.client import Client
 from polyfed.core.inference import CHUNK
-from polyfed.core.message import get_tensor, nbytes
-from polyfed.core.method import Exchange, Phase, TrainingResult
+from polyfed.core.message import nbytes
+from polyfed.core.method import Exchange, TrainingResult
 from polyfed.core.randomness import keep_global_rng
 from polyfed.engine.compatibility import example_input
 from polyfed.engine.device import single_threaded
-from polyfed.engine.executors.client_scores import are_scored_together
 from polyfed.engine.executors.client_work import ClientWork, run_job
 from polyfed.engine.executors.executor import Done, Executor, ExecutorSetup
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.federation import Federation
-from polyfed.engine.local_training import phase_data, train
-from polyfed.engine.operation_counter import AllocationTracker, flops
-from polyfed.engine.plugin import Plugin
+from polyfed.engine.local_training import train
+from polyfed.engine.operation_counter import AllocationTracker, batch_sizes, flops
 from polyfed.engine.round import play, start
 from polyfed.engine.round_state import Round, RoundTotals
 from polyfed.engine.scoring import Part, evaluate_model
 
-__all__ = ["NetworkCost", "TrialRounds"]
+__all__ = ["NetworkCost", "TrialRounds", "WorkCost"]
 
 _BATCHES = 5  # batches of each phase, at most, in rounds after the first; recipes of FedHeNN align in every fifth step
+_ABSENCE = ("availability", "devices")  # plugins that let clients drop out, or be late
+
+
+@dataclass
+class WorkCost:
+    """What the work of one client takes in a round, over its exchanges.
+
+    Attributes:
+        nbytes: what it keeps: weights, buffers, state.
+        peak: bytes at work: the network, and what training a batch and scoring up to 128 rows makes.
+        steps: of training in a whole round. seconds_training: of all these, by those that were measured.
+        seconds_row: scoring one row. seconds_rest: all else.
+    """
+
+    nbytes: int = 0
+    peak: int = 0
+    steps: int = 0
+    seconds_training: float = 0.0
+    seconds_row: float = 0.0
+    seconds_rest: float = 0.0
+
+    @property
+    def seconds_batch(self) -> float:
+        """One training step."""
+        return self.seconds_training / max(1, self.steps)
 
 
 @dataclass(frozen=True)
@@ -46,28 +68,21 @@ class NetworkCost:
     Attributes:
         name: of the architecture, with the variant of it that the clients train, where the method has several; where
             these change from round to round, as in round 2.
-        client: number of the client that was measured. clients: how many have this network.
+        clients: how many have this network. rows: training rows of the client that was measured.
         parameters: how many numbers are trained.
         flops: floating-point operations of one sample's way forward (`polyfed.engine.operation_counter.flops`).
         down, up: bytes that go to and come from this client in rounds 1 and 2 and the final round; 0 without one.
-        nbytes: what such a client keeps: weights, buffers, state.
-        peak: bytes of such a client at work: the network, and what training a batch or scoring 128 rows makes.
-        seconds_batch: one training step. seconds_row: scoring one row. seconds_rest: all else that one client costs in
-            a round.
+        work: of this client in round 2.
     """
 
     name: str
-    client: int
     clients: int
+    rows: int
     parameters: int
     flops: int
     down: tuple[int, ...]
     up: tuple[int, ...]
-    nbytes: int
-    peak: int
-    seconds_batch: float
-    seconds_row: float
-    seconds_rest: float
+    work: WorkCost
 
 
 class TrialRounds:
@@ -90,9 +105,10 @@ class TrialRounds:
         server.run_passes = None  # all is done in this process: nobody would end the run's own workers
         with single_threaded():
             start(federation, server.all_client_ids)
-        later = range(2, federation.training.rounds + 1)
-        training = [n for n in later if any(exchange.trains for exchange in method.exchanges(n))] or [2]
-        self._later = training[0] if wanted is None else max(training, key=lambda n: self._parameters(wanted, n))
+        self._later = 2
+        if wanted is not None:
+            rounds = range(2, max(2, federation.training.rounds) + 1)
+            self._later = max(rounds, key=lambda number: self._parameters(wanted, number))
         server.round = self._later
         self._variants = {client.id: method.variant(server, client.id) for client in federation.clients}
         self.networks = {c.id: f"{c.architecture} {self._variants[c.id]}".rstrip() for c in federation.clients}
@@ -101,7 +117,7 @@ class TrialRounds:
             firsts[self.networks[wanted]] = federation.clients[wanted]
         self._measured = sorted(firsts.values(), key=lambda client: client.id)
         setup = ExecutorSetup(method, federation.model_factory, federation.clients, federation.store)
-        self._executor = MeasuringExecutor(setup)
+        self._executor = _MeasuringExecutor(setup)
         self.server_seconds = 0.0
 
     def _parameters(self, client_id: int, number: int) -> int:
@@ -121,33 +137,21 @@ class TrialRounds:
         method = self._federation.method
         with single_threaded():
             first = self._round(1, method.exchanges(1))
-            began = time.perf_counter()
+            began, of_clients = time.perf_counter(), self._executor.seconds
             later = self._round(self._later, method.exchanges(self._later))
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - began - (self._executor.seconds - of_clients)
             final = RoundTotals()
             if method.final_exchanges():
                 final = self._round(self._later + 1, method.final_exchanges(), final=True)
-        costs = self._executor.costs
-        seconds -= sum(costs[self._later, client.id].seconds for client in self._measured)
         cohort = self._federation.training.cohort_size(len(self._federation.clients))
         self.server_seconds = seconds * max(1.0, cohort / len(self._measured))  # the server hears fewer than in a run
-        return [self._cost(client, costs[self._later, client.id], (first, later, final)) for client in self._measured]
-
-    def steps(self, client: Client, exchanges: Sequence[Exchange]) -> int:
-        """Training steps of a client; a phase on some of its rows takes the share that it took when it was measured."""
-        total = 0
-        for exchange in exchanges:
-            for phase in self._executor.phases(client, exchange):
-                share = self._executor.shares.get((exchange.name, phase.rows), 1.0)
-                rows = share * len(phase_data(client, phase)[0])
-                total += phase.epochs * math.ceil(rows / client.training.batch_size)
-        return total
+        return [self._cost(client, (first, later, final)) for client in self._measured]
 
     def _round(self, number: int, exchanges: Sequence[Exchange], final: bool = False) -> RoundTotals:
         federation = self._federation
         trial = copy.copy(federation)
         trial.executor = self._executor
-        trial.plugins = [*federation.plugins, _NobodyMissing()]
+        trial.plugins = [plugin for plugin in federation.plugins if plugin.name not in _ABSENCE]
         trial.loggers = []
         ids = [client.id for client in self._measured]
         round = Round(
@@ -163,78 +167,35 @@ class TrialRounds:
         play(trial, round, exchanges)
         return round.totals
 
-    def _cost(self, client: Client, measured: _ClientCost, rounds: Sequence[RoundTotals]) -> NetworkCost:
+    def _cost(self, client: Client, rounds: Sequence[RoundTotals]) -> NetworkCost:
         federation = self._federation
+        name = self.networks[client.id]
         module = federation.model_factory.module(client.architecture, self._variants[client.id])
         return NetworkCost(
-            name=self.networks[client.id],
-            client=client.id,
-            clients=list(self.networks.values()).count(self.networks[client.id]),
+            name=name,
+            clients=list(self.networks.values()).count(name),
+            rows=client.n,
             parameters=sum(parameter.numel() for parameter in module.parameters()),
             flops=flops(federation.method.personal_model(module), example_input(client, module)),
             down=tuple(totals.down.get(client.id, 0) for totals in rounds),
             up=tuple(totals.up.get(client.id, 0) for totals in rounds),
-            nbytes=measured.nbytes,
-            peak=sum(tensor.nbytes for tensor in module.state_dict().values()) + measured.peak,
-            seconds_batch=measured.seconds_training / max(1, measured.steps),
-            seconds_row=measured.seconds_row,
-            seconds_rest=measured.seconds - measured.seconds_measuring,
+            work=self._executor.costs[self._later, client.id],
         )
 
 
-class _NobodyMissing(Plugin):
-    """Whom the plugins before it would let drop out, or be late, takes part all the same."""
-
-    name = "nobody missing"
-
-    def select(self, round: Round) -> None:
-        round.unreachable.clear()
-        round.silenced.clear()
-        round.late.clear()
-
-    def after_jobs(
-        self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
-    ) -> None:
-        round.late.clear()
-        round.busy.clear()
-
-
-# measuring ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _ClientCost:
-    """What a client costs in a round, over its exchanges.
-
-    Attributes:
-        nbytes: of its weights and its state. peak: bytes that it makes at work, beside its network.
-        steps, seconds_training: of training. seconds_row: scoring one row.
-        seconds: of all its work. seconds_measuring: what of it is training, scoring and counting.
-    """
-
-    nbytes: int = 0
-    peak: int = 0
-    steps: int = 0
-    seconds_training: float = 0.0
-    seconds_row: float = 0.0
-    seconds: float = 0.0
-    seconds_measuring: float = 0.0
-
-
-class MeasuringExecutor(Executor):
+class _MeasuringExecutor(Executor):
     """Carries out jobs with a few batches of each phase, and measures them.
 
     Attributes:
-        costs: (round, number of a client) -> what it cost.
-        shares: (exchange, rows of a phase) -> the share that they are of the phase's data, where last measured.
+        costs: (round, number of a client) -> what its work takes. seconds: of all jobs so far, and of measuring.
     """
 
     in_process = True
 
     def __init__(self, setup: ExecutorSetup) -> None:
         super().__init__(setup)
-        self.costs: defaultdict[tuple[int, int], _ClientCost] = defaultdict(_ClientCost)
-        self.shares: dict[tuple[str, str | None], float] = {}
+        self.costs: defaultdict[tuple[int, int], WorkCost] = defaultdict(WorkCost)
+        self.seconds = 0.0
 
     def run(self, jobs: Sequence[TrainJob], done: Done) -> list[JobResult]:
         with keep_global_rng():
@@ -242,47 +203,41 @@ class MeasuringExecutor(Executor):
         done(len(jobs))
         return results
 
-    def phases(self, client: Client, exchange: Exchange) -> Sequence[Phase]:
-        """What a client trains in an exchange."""
-        if not exchange.trains:
-            return ()
-        return self.setup.method.phases(client.training) if exchange.phases is None else exchange.phases
-
     def _run_job(self, job: TrainJob) -> JobResult:
         cost = self.costs[job.round, job.client.id]
+        weights = nbytes({"weights": self.setup.model_factory.state(job.client.architecture, job.variant)})
+        cost.nbytes = weights
+        cost.peak = max(cost.peak, weights)
         began = time.perf_counter()
         result = run_job(job, self.setup.method, self.setup.model_factory, self.setup.store, self._train)
-        cost.seconds += time.perf_counter() - began
-        weights = self.setup.model_factory.state(job.client.architecture, job.variant)
-        cost.nbytes = nbytes({"weights": weights}) + nbytes(result.state)
+        seconds = time.perf_counter() - began
+        self.seconds += seconds
+        cost.seconds_rest += seconds
+        cost.nbytes = weights + nbytes(result.state)
         return result
 
     def _train(self, work: ClientWork) -> TrainingResult:
-        """Train on one batch of each phase for its memory, and on a few for their time; score up to 128 rows."""
-        client, method, exchange = work.client, work.method, work.job.exchange
+        """Train and score: on one batch of each phase for the memory, then on a few for the time."""
+        client, method, exchange = work.client, self.setup.method, work.job.exchange
         cost = self.costs[work.job.round, client.id]
         began = time.perf_counter()
-        for phase in self.phases(client, exchange):
-            if phase.rows is not None:
-                rows = len(get_tensor(client.context, phase.rows))
-                self.shares[exchange.name, phase.rows] = rows / max(1, len(phase_data(client, phase)[0]))
+        samples = client.data.test if len(client.data.test) else client.data.train
+        rows = min(CHUNK, len(samples))
+        part = Part(samples.select(torch.arange(rows)), client.data.train.scale)
         with AllocationTracker() as made:
             train(client, method, client.context, 1, exchange.phases)
-        ready = time.perf_counter()
-        trained = train(client, method, client.context, _BATCHES if work.job.round > 1 else 1, exchange.phases)
-        cost.seconds_training += time.perf_counter() - ready
-        cost.steps += trained.steps
-        cost.peak = max(cost.peak, made.peak)
-        held = len(client.data.test)
-        if held:
-            # rows of clients that are scored together fill a chunk
-            count = CHUNK if are_scored_together(method) else min(CHUNK, held)
-            part = Part(client.data.test.select(torch.arange(count) % held), client.data.train.scale)
-            with AllocationTracker() as made:
-                evaluate_model(client, method, [part])
-            ready = time.perf_counter()
             evaluate_model(client, method, [part])
-            cost.seconds_row = (time.perf_counter() - ready) / count
-            cost.peak = max(cost.peak, made.peak)
-        cost.seconds_measuring += time.perf_counter() - began
+        cost.peak = max(cost.peak, cost.nbytes + made.peak)
+        ready = time.perf_counter()
+        most = _BATCHES if work.job.round > 1 else 1
+        trained = train(client, method, client.context, most, exchange.phases)
+        seconds = time.perf_counter() - ready
+        phases = method.phases(client.training) if exchange.phases is None else exchange.phases
+        steps = sum(len(batch_sizes(client, phase, client.context)) for phase in phases)
+        cost.steps += steps
+        cost.seconds_training += steps * seconds / max(1, trained.steps)
+        ready = time.perf_counter()
+        evaluate_model(client, method, [part])
+        cost.seconds_row = (time.perf_counter() - ready) / rows
+        cost.seconds_rest -= time.perf_counter() - began
         return trained

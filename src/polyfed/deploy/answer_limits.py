@@ -203,7 +203,7 @@ def count_answer(path: Path, kind: str, request: str, most: int) -> set[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with lock_folder(path.parent, waits=True, needed=True):
             lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # a line without end has no answer
-            known = {asked for asked_kind, asked in map(_entry, lines) if asked_kind == kind}
+            known = {asked for asked_kind, asked in map(parse_json, lines) if asked_kind == kind}
             if request in known:
                 return known
             if len(known) >= most:
@@ -219,11 +219,5 @@ def count_answer(path: Path, kind: str, request: str, most: int) -> set[str]:
             return {*known, request}
     except OSError as error:
         raise RunError(f"expected to note what is answered in {path}, got {error.strerror}") from None
-
-
-def _entry(line: bytes) -> tuple[str, str]:
-    try:
-        kind, request = parse_json(line)
     except (ValueError, TypeError):
-        raise RunError(f"expected a kind and a request in each line of the answers, got {line!r:.80}") from None
-    return str(kind), str(request)
+        raise RunError(f"expected a kind and a request in each line of {path}, got something else") from None

@@ -287,11 +287,7 @@ class _Recorder(Plugin):
         super().__init__()
         self._client = client
         self.noted: dict[tuple[str, str], _Noted] = {}
-        self._counted = 0  # releases in the round
-
-    def select(self, round: Round) -> None:
-        """Begin a round."""
-        self._counted = 0
+        self._counted: Counter[int] = Counter()  # round -> its releases so far
 
     def after_jobs(
         self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
@@ -301,8 +297,8 @@ class _Recorder(Plugin):
             if left.client_id != self._client or not left.counts:
                 continue
             released = round.notes["privacy"].get(self._client, [])
-            releases = tuple(released[self._counted :])
-            self._counted = len(released)
+            releases = tuple(released[self._counted[round.number] :])
+            self._counted[round.number] = len(released)
             known = UploadContext(round.method, round.server, self._client, job.message)
             figures = (*_FIGURES, *left.sums)
             nbytes = largest_nbytes(round.method.upload_form, left.message, known) + _NUMBER * len(figures)

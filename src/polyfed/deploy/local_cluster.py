@@ -153,8 +153,7 @@ class ProcessGroup:
         mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._environment = {**os.environ, **environment, _MARK: mark}
         self._logs = logs
-        self._running: dict[str, Popen[bytes]] = {}
-        self._started: set[str] = set()
+        self._started: dict[str, Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -182,9 +181,7 @@ class ProcessGroup:
 
         name: of its log; one of this name that has ended makes room. RunError: it cannot be started.
         """
-        mode = "ab" if name in self._started else "wb"
-        self._started.add(name)
-        with self.log(name).open(mode) as log:
+        with self.log(name).open("ab" if name in self._started else "wb") as log:
             try:
                 process = Popen(
                     [str(word) for word in command],
@@ -198,22 +195,22 @@ class ProcessGroup:
                 )
             except OSError as error:
                 raise RunError(f"{name} cannot be started ({command[0]}): {error.strerror}") from None
-        self._running[name] = process
+        self._started[name] = process
         return process
 
     def is_running(self, name: str) -> bool:
         """Whether a program has not ended yet."""
-        return self._running[name].poll() is None
+        return self._started[name].poll() is None
 
     def check_alive(self, name: str) -> None:
         """Raise a RunError with a program's last words if it has ended."""
-        if (status := self._running[name].poll()) is not None:
+        if (status := self._started[name].poll()) is not None:
             raise RunError(self._end_of(name, status))
 
     def wait_for_success(self, name: str, limit: float) -> None:
         """Wait for a program that has to end well within `limit` seconds; RunError: it does not."""
         try:
-            status = self._running[name].wait(limit)
+            status = self._started[name].wait(limit)
         except subprocess.TimeoutExpired:
             raise RunError(f"{name} has not ended within {limit:g} s{self.log_tail(name)}") from None
         if status:
@@ -246,8 +243,7 @@ class ProcessGroup:
 
         Were nodes to end before their server, it would record a round in which all have dropped out.
         """
-        processes = list(self._running.values())
-        self._running.clear()
+        processes = list(self._started.values())
         for together in (processes[:1], processes[1:]):
             for process in together:
                 process.terminate()
@@ -395,10 +391,8 @@ def find_program(name: str) -> Path:
 def _paths() -> dict[str, str]:
     """Where programs and modules are found: Flower's programs call each other by name, and models may be one's own."""
     programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    installed = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
-    places = [Path(place).resolve() for place in sys.path]  # "" is the present folder
-    own = [p for p in places if p.is_dir() and not any(p.is_relative_to(prefix) for prefix in installed)]
-    return {"PATH": os.pathsep.join(programs), "PYTHONPATH": os.pathsep.join(map(str, own))}
+    modules = [os.path.abspath(place) for place in sys.path]  # "" is the present folder
+    return {"PATH": os.pathsep.join(programs), "PYTHONPATH": os.pathsep.join(modules)}
 
 
 def free_ports(count: int) -> list[int]:

@@ -7,6 +7,8 @@ checkpoint) goes back, one that lacks the state reports it.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hmac
 import os
 import secrets
@@ -115,16 +117,12 @@ def load_or_create_key(folder: Path, name: str = _SECRET) -> bytes:
     path = folder / name
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # with the weights that will lie in it
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            found = path.read_bytes()
-        else:
-            with os.fdopen(handle, "wb") as file:
-                found = secrets.token_bytes(_BYTES)
-                file.write(found)
-                file.flush()
-                os.fsync(file.fileno())
+        opener = functools.partial(os.open, mode=0o600)
+        with contextlib.suppress(FileExistsError), open(path, "xb", opener=opener) as file:
+            file.write(secrets.token_bytes(_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        found = path.read_bytes()
     except OSError as error:
         raise RunError(f"expected a file for this node's secret at {path}, got {error.strerror}") from None
     if len(found) != _BYTES:

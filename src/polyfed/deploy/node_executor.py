@@ -65,7 +65,7 @@ class NodeExecutor(Executor):
         self._unseen = unseen
         self._registry = registry
         chosen = federation.model_factory.chosen
-        self._facts = {**registry.task_facts(), "auxiliary_model": "" if chosen is None else chosen.network}
+        self._facts = {**registry.task_facts, "auxiliary_model": "" if chosen is None else chosen.network}
         self._sum: ServerSum | None = None  # of the present exchange
         self._sent: Message = {}  # to one of its clients
         self._unread: dict[int, int] = {}  # client -> last round without a readable answer

@@ -124,7 +124,7 @@ class NodeRegistry:
 
     Attributes:
         node_of: number of client -> its node, where it has introduced itself to this process.
-        class_names: those of the task, once the first nodes are there.
+        class_names: those of the task, once the first nodes are there. task_facts: of every task.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class NodeRegistry:
         count: int,
         say: Callable[[str], None],
     ) -> None:
-        self._settings = shared_config(recipe)
+        self.task_facts: Mapping[str, Any] = {"experiment": event_log.experiment, "settings": shared_config(recipe)}
         self.wire = wire
         self.deadline = deadline
         self.event_log = event_log
@@ -157,20 +157,18 @@ class NodeRegistry:
     ) -> list[Answer]:
         """The answers to envelopes to nodes (None: of an unknown one), in order. done: gets how many there are."""
         online = self.wire.nodes()
-        answers: list[Answer] = [NodeError("its node is not there")] * len(envelopes)
-        reached = [
-            (place, node, envelope)
-            for place, (node, envelope) in enumerate(envelopes)
-            if node in online and node is not None
-        ]
-        names = self.wire.send([(node, envelope) for _, node, envelope in reached], self.deadline) if reached else []
-        waiting: dict[str, int] = {}
-        for name, (place, _, _) in zip(names, reached, strict=True):
-            answers[place] = NodeError(
-                f"no answer within {self.deadline:g} s" if name else "its node could not be written to"
-            )
-            if name:
+        reached = [(node, envelope) for node, envelope in envelopes if node is not None and node in online]
+        names = iter(self.wire.send(reached, self.deadline) if reached else ())
+        answers: list[Answer] = []
+        waiting: dict[str, int] = {}  # name of a request -> its place
+        for place, (node, _) in enumerate(envelopes):
+            if node not in online:
+                answers.append(NodeError("its node is not there"))
+            elif name := next(names):
+                answers.append(NodeError(f"no answer within {self.deadline:g} s"))
                 waiting[name] = place
+            else:
+                answers.append(NodeError("its node could not be written to"))
         since = time.monotonic()
         while waiting:
             if found := self.wire.collect(list(waiting)):
@@ -208,7 +206,7 @@ class NodeRegistry:
         self._resting = {node: rest for node, rest in self._resting.items() if node in online}
         resting = {node for node, (until, _) in self._resting.items() if now < until}
         if fresh := sorted(online - {*self.node_of.values(), *self._asked.values()} - resting):
-            envelope = Envelope("hello", TaskRequest(**self.task_facts()).model_dump())
+            envelope = Envelope("hello", TaskRequest(**self.task_facts).model_dump())
             sent = self.wire.send([(node, envelope) for node in fresh], self.deadline)
             self._asked |= {name: node for name, node in zip(sent, fresh, strict=True) if name}
             self._hear()
@@ -267,7 +265,3 @@ class NodeRegistry:
             )
         if before.architecture != hello.architecture:
             raise ConfigError(f"client {number} was '{before.architecture}' before, got '{hello.architecture}'")
-
-    def task_facts(self) -> Mapping[str, Any]:
-        """The facts of every task: the experiment, the settings."""
-        return {"experiment": self.event_log.experiment, "settings": self._settings}

@@ -102,9 +102,6 @@ class Gate:
         logging.getLogger("polyfed").warning(
             "refused %.200r to %.100r", scope.get("path"), (scope.get("client") or ("unknown",))[0]
         )
-        if kind == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-            return
         await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
         await send({"type": "http.response.body", "body": _REFUSAL})
 

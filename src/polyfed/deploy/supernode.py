@@ -12,12 +12,11 @@ import functools
 import logging
 import os
 import re
-import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from polyfed.config.recipe import Recipe
 from polyfed.deploy import OFFLINE, SHORTEST, require_package, wait_on
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["join"]
 
+_Content = TypeVar("_Content")
 _ADDRESS = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s/:@]+):\d{1,5}")
 _IDLE = 3.0  # seconds between two looks for a message, at most, as Flower's own program has them
 ARRIVAL = 600.0  # seconds that a message has to arrive: as long as a server waits for its answer by default
@@ -70,42 +70,39 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
     require_package("flwr", "deploy node")
     if not _ADDRESS.fullmatch(server):
         raise ConfigError(f"expected --server as HOST:PORT, got {server!r}")
-    for file, maker in ((authority, "certify"), (key, "key")):
-        if not Path(file).is_file():
-            raise ConfigError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, got none")
+    from cryptography.x509 import load_pem_x509_certificate
+
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
-    private = _read_key(Path(key))
-    _check_authority(Path(authority))
+    private = _read(Path(key), "a node's private key", "key", _node_key)
+    _read(Path(authority), "the authority's certificate", "certify", load_pem_x509_certificate)
     node = Node(recipe, read_config(config))
     node.answer(Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
     with raise_on_termination(), connect(server, Path(authority), private) as fleet:
         answer_forever(answering(node.answer), fleet)
 
 
-def _read_key(path: Path) -> EllipticCurvePrivateKey:
+def _read(path: Path, what: str, maker: str, parse: Callable[[bytes], _Content]) -> _Content:
+    """The content of a file that `polyfed deploy` writes."""
     from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.x509 import InvalidVersion
+
+    written = f"as 'polyfed deploy {maker}' writes it"
+    if not path.is_file():
+        raise ConfigError(f"expected the file {path}, {written}, got none")
+    try:
+        return parse(path.read_bytes())
+    except (TypeError, ValueError, UnsupportedAlgorithm, InvalidVersion) as error:  # TypeError: it has a passphrase
+        raise ConfigError(f"expected {what} in {path}, {written}, got another file: {error}") from None
+
+
+def _node_key(data: bytes) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except (TypeError, ValueError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
-        key = None
+    key = load_ssh_private_key(data, None)
     if not isinstance(key, EllipticCurvePrivateKey):
-        raise ConfigError(
-            f"expected a node's private key in {path}, without a passphrase, as 'polyfed deploy key' writes it, got "
-            "another file"
-        )
+        raise ValueError("a key of another kind")
     return key
-
-
-def _check_authority(path: Path) -> None:
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=path.read_text("ascii"))
-    except (ValueError, ssl.SSLError):
-        raise ConfigError(
-            f"expected the authority's certificate in {path}, as 'polyfed deploy certify' writes it, got another file"
-        ) from None
 
 
 def read_config(text: str) -> NodeConfig:
@@ -132,10 +129,14 @@ def connect(server: str, authority: Path, key: EllipticCurvePrivateKey) -> Itera
     Raises:
         RunError: it cannot be made, the server no longer knows the key, or what is done in the block has failed.
     """
+    from flwr.supercore import log
+    from flwr.supernode.fleet_http_connection import http_request_response
+
     failed: list[Exception] = []
-    _say_refusals(server)
-    with ExitStack() as stack:
-        fleet = _enter(stack, server, authority, key)
+    _raise_refusals(server)
+    with http_request_response(server, False, authority.read_bytes(), (key, key.public_key())) as given:
+        fleet = Fleet(*given)
+        log(logging.INFO, "Node %d is connected to %s", fleet.node, server)
         try:
             yield fleet
         except Exception as error:  # Flower would drop it
@@ -144,41 +145,21 @@ def connect(server: str, authority: Path, key: EllipticCurvePrivateKey) -> Itera
         raise RunError(f"the connection to {server} has ended: {failed[0]}") from failed[0]
 
 
-def _enter(stack: ExitStack, server: str, authority: Path, key: EllipticCurvePrivateKey) -> Fleet:
-    from flwr.supercore import log
-    from flwr.supernode import fleet_http_connection
+def _raise_refusals(server: str) -> None:
+    """Have connections made from now on raise an error where the server refuses the node or its key (status 401).
 
-    vars(fleet_http_connection)["flwr_exit"] = _refuse
-    arguments = (server, False, authority.read_bytes(), (key, key.public_key()))
-    try:
-        fleet = Fleet(*stack.enter_context(fleet_http_connection.http_request_response(*arguments)))
-    except _RefusedError as refusal:
-        raise RunError(
-            f"expected {server} to take this node, got a refusal: {refusal}; in place of one that was killed it is let "
-            "in after about a minute"
-        ) from None
-    log(logging.INFO, "Node %d is connected to %s", fleet.node, server)
-    return fleet
-
-
-class _RefusedError(Exception):
-    """The server has refused a connection."""
-
-
-def _refuse(_: int, message: str = "") -> NoReturn:
-    """In place of Flower's function that ends the program, some seconds later even if that is caught."""
-    raise _RefusedError(" ".join(message.split()))
-
-
-def _say_refusals(server: str) -> None:
-    """Have connections made from now on raise an error where the server does not know the node's key (status 401).
-
-    Flower would send SIGINT; where a heartbeat was refused from a thread, in the middle of training. The next request
-    is early enough.
+    Flower would end the program, some seconds later even if that is caught; or send SIGINT, where a heartbeat was
+    refused from a thread, in the middle of training. The next request is early enough.
     """
     import httpx
     from flwr.supernode import fleet_http_connection
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    def refuse(_: int, message: str = "") -> NoReturn:
+        raise RunError(
+            f"expected {server} to take this node, got a refusal: {' '.join(message.split())}; in place of one that "
+            "was killed it is let in after about a minute"
+        )
 
     class Saying(NodeAuthHttpInterceptor):  # type: ignore[misc]
         def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
@@ -191,7 +172,7 @@ def _say_refusals(server: str) -> None:
                 f"expected {server} to know this node's key, got a refusal: it is not registered, or clocks differ"
             )
 
-    vars(fleet_http_connection)["NodeAuthHttpInterceptor"] = Saying
+    vars(fleet_http_connection).update(flwr_exit=refuse, NodeAuthHttpInterceptor=Saying)
 
 
 # messages -----------------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def test_an_overfitted_network_gives_its_rows_away_and_one_that_never_saw_them_d
         assert score is not None
         samples, member = membership_samples(client)
         others = heard.transcripts[(number + 1) % 3].up
-        for guesses, message in ((own, transcript.up), (strange, others), (fresh, transcript.down)):
+        for guesses, message in ((own, transcript.up), (strange, others), (fresh, transcript.job.message)):
             guesses.append((loss_scores(score(message, samples.x, client), samples.y), member))
         kept = load(done.record.path, number, stage="personal")
         holder = loss_scores(kept.scores(samples.x), samples.y)

@@ -113,17 +113,17 @@ def tpr_at_fpr(scores: Tensor, member: Tensor, fpr: float) -> Interval | None:
         ValueError: no member, or nobody else.
     """
     _check(member)
-    others = scores[~member].sort(descending=True).values
-    allowed = math.floor(fpr * len(others) + 1e-9)
-    if allowed < 1:
+    most = fpr + 1e-9  # a share that is meant to be equal to it counts
+    of = int(member.sum())
+    if most * (len(member) - of) < 1:
         return None
     from scipy.stats import binomtest  # comes with scikit-learn; takes a second
+    from sklearn.metrics import roc_curve
 
-    threshold = others[allowed] if allowed < len(others) else torch.tensor(-math.inf, dtype=others.dtype)
-    mine = scores[member]
-    count = int((mine > threshold).sum())
-    interval = binomtest(count, len(mine)).proportion_ci(method="wilson")
-    return Interval(count / len(mine), float(interval.low), float(interval.high))
+    false_rates, true_rates, _ = roc_curve(member.numpy(), scores.numpy(), drop_intermediate=False)
+    rate = float(true_rates[false_rates <= most].max())
+    interval = binomtest(round(rate * of), of).proportion_ci(method="wilson")
+    return Interval(rate, float(interval.low), float(interval.high))
 
 
 def _check(member: Tensor) -> None:
@@ -166,12 +166,12 @@ def _head_step(replay: Replay, transcript: Transcript) -> Tensor | None:
         return None
     inner = {within: own for own, within in head_names(network).items()}
     for name, sent in transcript.up.items():
-        down = transcript.down.get(name)
+        down = transcript.job.message.get(name)
         if isinstance(sent, Tensor) or down is None or isinstance(down, Tensor):
             continue
         for within in ("bias", "weight"):
             for key in (inner.get(within, ""), within):
                 if key in sent and key in down and len(sent[key]) == client.classes:
-                    step = sent[key].float() - down[key].float()
+                    step: Tensor = sent[key].float() - down[key].float()
                     return step if step.dim() == 1 else step.flatten(1).sum(dim=1)
     return None

@@ -24,7 +24,7 @@ from torch import Tensor
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.inference import map_batches
-from polyfed.core.message import Group, Message, State, members
+from polyfed.core.message import Message, members
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
@@ -33,49 +33,38 @@ from polyfed.records.schema import RoundRecord
 from polyfed.report.run_records import RunRecord
 
 _MAIN = "train"  # name of a method's one or main exchange
+_Run = Callable[..., list[Any]]  # of an executor
 
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
     """The messages to one client and from it.
 
-    job: the engine's, with the client as it was before. down: the broadcast. up: the upload.
-    weights, state: the client's, after it.
+    job: the engine's, with the broadcast, and the client with its weights and state after it. up: the upload.
     """
 
     job: Any
-    down: Message
     up: Message
-    weights: Group
-    state: State
 
 
-class Recorder:
-    """Keeps the messages of every client's main exchange in one round: client -> transcript.
+def _record(rounds: Mapping[int, int], transcripts: dict[int, Transcript], run: _Run) -> _Run:
+    """An executor's `run`, of which the messages of main exchanges that count are kept in `transcripts`.
 
     rounds: client -> the round to keep.
     """
 
-    def __init__(self, rounds: Mapping[int, int]) -> None:
-        self.transcripts: dict[int, Transcript] = {}
-        self._rounds = rounds
+    def run_recorded(jobs: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
+        outcomes = run(jobs, done)
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            is_wanted = job.exchange.name == _MAIN and job.round == rounds.get(job.client.id)
+            if is_wanted and outcome.counts:
+                client = copy.copy(job.client)
+                client.weights = {name: t.detach().cpu().clone() for name, t in (outcome.weights or {}).items()}
+                client.state = outcome.state
+                transcripts[client.id] = Transcript(dataclasses.replace(job, client=client), outcome.message)
+        return outcomes
 
-    def around(self, run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        """An executor's `run`, of which messages that count are kept."""
-
-        def run_recorded(jobs: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
-            outcomes = run(jobs, done)
-            for job, outcome in zip(jobs, outcomes, strict=True):
-                is_wanted = job.exchange.name == _MAIN and job.round == self._rounds.get(job.client.id)
-                if is_wanted and outcome.counts:
-                    before = dataclasses.replace(job, client=copy.copy(job.client))
-                    weights = {name: t.detach().cpu().clone() for name, t in (outcome.weights or {}).items()}
-                    self.transcripts[job.client.id] = Transcript(
-                        before, job.message, outcome.message, weights, outcome.state
-                    )
-            return outcomes
-
-        return run_recorded
+    return run_recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,15 +113,15 @@ def replay(record: RunRecord) -> Replay:
     if not rounds:
         raise ConfigError(f"expected a run in which the server received an upload, got {record.path}")
     first = min(rounds.values())
+    transcripts: dict[int, Transcript] = {}
     with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
         begun = _begun(record.path, first, Path(place), recipe)
-        recorder = Recorder(rounds)
-        federation = build_federation(recipe, out=begun, wrap=recorder.around)
+        federation = build_federation(recipe, out=begun, wrap=functools.partial(_record, rounds, transcripts))
         run = federation.run(resume=begun is not None)
         equal = _compared(record, list(run.history), first)
-    if silent := rounds.keys() - recorder.transcripts.keys():
+    if silent := rounds.keys() - transcripts.keys():
         raise ConfigError(f"client {min(silent)} of {record.path} took part in no exchange '{_MAIN}'")
-    return Replay(record, recipe, federation, dict(sorted(recorder.transcripts.items())), equal)
+    return Replay(record, recipe, federation, dict(sorted(transcripts.items())), equal)
 
 
 def _begun(run: Path, first: int, place: Path, recipe: Recipe) -> Path | None:

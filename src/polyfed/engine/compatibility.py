@@ -331,11 +331,12 @@ class _Checks:
                     f"{_head(theirs)}{self._hint}"
                 )
         for architecture in self.templates:
-            try_row(self.first[architecture], module, who)
-        if self.model_factory.together:
-            for architecture in self.templates:
+            client = self.first[architecture]
+            row = client.prepare(client.data.train.x[:1])
+            _try_prepared(client, module, row, "train", who)
+            if self.model_factory.together:
                 joined = self.method.personal_model(self.model_factory.module(architecture))
-                try_row(self.first[architecture], joined)
+                _try_prepared(client, joined, row, "train", client.title_with_network)
 
 
 def _few(names: Sequence[str]) -> str:
@@ -416,15 +417,6 @@ def _check_forms(module: nn.Module, before: Mapping[str, str], client: Client) -
                 f"whose forward turns '{name}' from {old} into {new}; give it its full size in __init__, and write "
                 "into it: self.queue[:] = ..."
             )
-
-
-def try_row(client: Client, module: nn.Module, who: str = "") -> None:
-    """Pass the client's first training row; `who` says in messages whose network it is, if not the client's own.
-
-    Raises:
-        ConfigError: the network cannot take it, or gives no scores.
-    """
-    _try_prepared(client, module, client.prepare(client.data.train.x[:1]), "train", who or client.title_with_network)
 
 
 def _tried_rows(clients: Sequence[Client]) -> list[tuple[Client, str, Tensor]]:

@@ -21,8 +21,7 @@ from polyfed.models.traced_forward import logits_of
 
 _ROWS = 2  # rows of a trial batch: as few as BatchNorm takes
 _BATCHES = 8  # batches before the compared one: more than short windows and warm-ups last
-_CLOSE = {"cpu": 1e-6}  # rounding, as a share of the largest entry, by type of device
-_ELSEWHERE = 1e-4  # where sums may be taken in any order
+_CLOSE = 1e-6  # rounding on the CPU, as a share of the largest entry
 _STATELESS = ("torch.nn.", "polyfed.")  # whose layers have all their state in state_dict()
 
 Outputs = list[dict[str, Tensor]]  # in eval and in training mode: "" the scores, buffers by name
@@ -68,19 +67,18 @@ def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Modu
     A forward that fails is another trial's business.
 
     Args:
-        template: what the client trains. build: makes the client's own network, every time the same.
+        template: what the client trains. build: makes the client's own network, every time the same, on the CPU.
 
     Raises:
         ConfigError: it depends on more.
     """
     if all(_is_stateless(layer) for layer in template.modules()):
         return
-    device = next(template.parameters()).device
     rows = torch.arange(_ROWS) % client.n
-    x, other = (client.prepare(client.data.train.x[which]).to(device) for which in (rows, client.n - 1 - rows))
+    x, other = (client.prepare(client.data.train.x[which]).cpu() for which in (rows, client.n - 1 - rows))
     with seeded_global_rng(0):
         network = build()
-        network = (network.original if isinstance(network, Adapted) else network).to(device)
+        network = network.original if isinstance(network, Adapted) else network
     start = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     try:
         expected = _outputs(network, start, x)
@@ -138,13 +136,12 @@ def _gives(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, expected:
         found = _outputs(network, start, x)
     except Exception:  # what an earlier batch left does not fit
         return False
-    close = _CLOSE.get(x.device.type, _ELSEWHERE)
     pairs = [(one[name], other[name]) for one, other in zip(found, expected, strict=True) for name in other]
-    return all(_are_near(one, other, close) for one, other in pairs)
+    return all(_are_near(one, other) for one, other in pairs)
 
 
-def _are_near(found: Tensor, expected: Tensor, close: float) -> bool:
+def _are_near(found: Tensor, expected: Tensor) -> bool:
     if not expected.is_floating_point():
         return torch.equal(found, expected)
-    most = close * float(expected.abs().max()) if expected.numel() else 0.0
+    most = _CLOSE * float(expected.abs().max()) if expected.numel() else 0.0
     return torch.allclose(found, expected, rtol=0.0, atol=most, equal_nan=True)

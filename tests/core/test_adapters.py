@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from polyfed.core.adapters import adapted_layers, adapter_state, add_adapters, draw_a
+from polyfed.core.adapters import Adapter, adapted_layers, adapter_state, add_adapters, draw_a, energy_beyond, product
 from polyfed.core.modules import float_state
 from polyfed.models.adapt import split
 from polyfed.models.networks.vit import vision_transformer
@@ -115,3 +116,16 @@ def test_a_is_drawn_within_one_over_the_root_of_inputs() -> None:
     assert 0.2 < float(a.abs().max()) <= 0.25
     assert float(a.min()) < -0.2
     assert torch.equal(a, draw_a(torch.empty(8, 16), torch.Generator().manual_seed(0)))
+
+
+def test_energy_beyond_a_rank() -> None:
+    g = torch.Generator().manual_seed(0)
+    adapter = Adapter(torch.randn(4, 5, generator=g), torch.randn(7, 4, generator=g), 1.5)
+    update = product(adapter)
+    np.testing.assert_allclose(update.numpy(), 1.5 * adapter.b.numpy() @ adapter.a.numpy(), atol=1e-5)
+    np.testing.assert_allclose(adapter.scaled_b.numpy(), 1.5 * adapter.b.numpy())
+    squares = np.linalg.svd(update.double().numpy(), compute_uv=False) ** 2
+    for rank in range(6):
+        assert energy_beyond(update, rank) == pytest.approx(squares[rank:].sum() / squares.sum(), abs=1e-9)
+        assert energy_beyond(update.T, rank) == pytest.approx(energy_beyond(update, rank), abs=1e-12)
+    assert energy_beyond(torch.zeros(3, 2), 1) == 0.0

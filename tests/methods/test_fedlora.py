@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from polyfed import testing
-from polyfed.core.adapters import adapters_of
-from polyfed.functional.lora import energy_beyond, product
+from polyfed.core.adapters import adapters_of, energy_beyond, product
 from polyfed.methods import FedLoRA, fedlora
 from polyfed.models.split import SequentialSplit
 from tests.helpers import oracles

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.lora import Adapter, product
+from polyfed.core.adapters import Adapter, product
 from polyfed.methods.fedlora import first_components, pad, slices, stack, svd
 
 OUT, IN = 7, 5

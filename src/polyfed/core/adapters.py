@@ -1,14 +1,20 @@
-"""Low-rank adapters (LoRA) in a client's network: linear layers W + offset + s B A with a frozen W; ranks by client.
+"""Low-rank adapters (LoRA: Hu et al., ICLR 2022) in a client's network, with ranks by client.
 
-A rank above what a layer can have, min(inputs, outputs), is that. s = alpha / r, r the layer's rank. The head has no
-adapter and is trained; all else is frozen. Client k has the (k mod L + 1)-th of a list of L ranks, as profiles of
-devices are assigned.
+The adapter of a linear layer with a frozen weight W (O, I) is A (r, I) and B (O, r); the layer computes with
+W + offset + s B A, where s = alpha / r. The adapter's update is s B A = sum_j s b_j a_j over its r components, a_j a
+row of A and b_j a column of B.
+
+A rank above what a layer can have, min(inputs, outputs), is that. The head has no adapter and is trained; all else is
+frozen. Client k has the (k mod L + 1)-th of a list of L ranks, as profiles of devices are assigned.
+
+Shapes: I inputs, O outputs, r rank.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +24,42 @@ from polyfed.core.message import Group
 from polyfed.core.modules import HEAD, float_state
 from polyfed.core.upload_forms import Members, UploadContext, alike
 from polyfed.errors import ConfigError
-from polyfed.functional.lora import Adapter
 from polyfed.models.split import SplitModel
 
 A, B = "lora_a", "lora_b"  # names of an adapter's tensors within its layer
+
+
+class Adapter(NamedTuple):
+    """a: A (r, I). b: B (O, r). scale: s."""
+
+    a: Tensor
+    b: Tensor
+    scale: float = 1.0
+
+    @property
+    def rank(self) -> int:
+        """r, the number of components."""
+        return len(self.a)
+
+    @property
+    def scaled_b(self) -> Tensor:
+        """B times s, in float64."""
+        return self.b.double() * self.scale
+
+
+def product(adapter: Adapter) -> Tensor:
+    """The update s B A (O, I)."""
+    return (adapter.scale * (adapter.b.double() @ adapter.a.double())).to(adapter.a.dtype)
+
+
+def energy_beyond(update_OI: Tensor, rank: int) -> float:
+    """Share of the sum of squares of the singular values beyond the first `rank`; 0 for an update of zero."""
+    smaller = update_OI.double() if len(update_OI) <= update_OI.shape[1] else update_OI.double().T
+    # With the vectors, unused: without, PyTorch rounds otherwise when a mode, as one that counts operations, is on.
+    values, _ = torch.linalg.eigh(smaller @ smaller.T)
+    energy = values.clamp(min=0).flip(0)  # squares of singular values, falling
+    total = float(energy.sum())
+    return float(energy[rank:].sum()) / total if total else 0.0
 
 
 class AdaptedLinear(nn.Module):

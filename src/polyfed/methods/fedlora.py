@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.core import adapters
+from polyfed.core.adapters import Adapter
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group, get_tensor, members
 from polyfed.core.method import Context, Method, Phase, Requirements, TrainingResult, hyperparameters
@@ -47,9 +48,7 @@ from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Ranks, Training, in_turn, numbers_in
 from polyfed.core.upload_forms import Entry, as_sent
-from polyfed.functional import lora
 from polyfed.functional.averaging import normalize, weighted_mean
-from polyfed.functional.lora import Adapter
 
 # the rules, of one layer ---------------------------------------------------------------------------------------------
 # sent: what the clients sent, with scales s_k. n: their numbers of samples. common: the last A and B, of rank R. What
@@ -88,7 +87,7 @@ def slices(sent: Sequence[Adapter], n: Sequence[float], common: Adapter) -> Adap
 
 def svd(sent: Sequence[Adapter], n: Sequence[float], common: Adapter) -> Adapter:
     """FlexLoRA: V' and U D of the R largest singular values of sum_k p_k s_k B_k A_k."""
-    update_OI = lora.product(stack(sent, n))
+    update_OI = adapters.product(stack(sent, n))
     u, d, vt = torch.linalg.svd(update_OI.double(), full_matrices=False)
     r = common.rank
     return Adapter(vt[:r].to(update_OI.dtype), (u[:, :r] * d[:r]).to(update_OI.dtype))
@@ -110,7 +109,7 @@ def stack(sent: Sequence[Adapter], n: Sequence[float]) -> Adapter:
 
 def add(offsets: Group, stacked: Mapping[str, Adapter]) -> dict[str, Tensor]:
     """FLoRA: what is added to W of each layer, and B A of the stacks."""
-    return {name: offsets[name] + lora.product(adapter).to(offsets[name]) for name, adapter in stacked.items()}
+    return {name: offsets[name] + adapters.product(adapter).to(offsets[name]) for name, adapter in stacked.items()}
 
 
 def restart(layer: adapters.AdaptedLinear, draws: torch.Generator) -> Adapter:
@@ -140,7 +139,7 @@ class FedLoRA(Method):
         sent = [adapters.adapters_of(get_group(message, "adapters"), self.alpha) for message in uploads.values()]
         by_layer = {name: [own[name] for own in sent] for name in sent[0]}
         updates = self._exchange.join(server, by_layer, n, uploads)
-        beyond = [lora.energy_beyond(update, self._ranks[0]) for update in updates.values()]
+        beyond = [adapters.energy_beyond(update, self._ranks[0]) for update in updates.values()]
         server.log["energy_beyond_smallest_rank"] = statistics.fmean(beyond)
 
     # Nothing below changes an equation.
@@ -237,7 +236,7 @@ class CommonAdapters:
         last = adapters.adapters_of(get_group(server.state, "common"))
         common = {name: self.rule(sent[name], n, adapter) for name, adapter in last.items()}
         server.state["common"] = adapters.group_of(common)
-        return {name: lora.product(adapter) for name, adapter in common.items()}
+        return {name: adapters.product(adapter) for name, adapter in common.items()}
 
 
 class Stacks:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from polyfed.core.settings import Training
-from polyfed.engine.executors import process_pool, workload
+from polyfed.engine.executors import process_pool, worker_pool
 from polyfed.engine.executors.choice import make_executor
 from polyfed.engine.executors.executor import Executor
 from polyfed.engine.executors.serial import Serial
@@ -44,7 +44,7 @@ def choose(executor: Any = "auto", clients: int = 6, device: str = "cpu", **opti
 
 @pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
 def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workload, "available_cores", lambda: 4)
+    monkeypatch.setattr(worker_pool, "available_cores", lambda: 4)
     assert isinstance(choose(), Serial)  # milliseconds
     assert choose(training=LONG).workers == 4
     assert choose(clients=3, training=LONG).workers == 3
@@ -53,7 +53,7 @@ def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> N
     assert choose(workers=2).workers == 2  # whoever asks for workers has them
     assert choose("processes").workers == 4
     assert choose("processes", workers=1).workers == 1
-    monkeypatch.setattr(workload, "available_cores", lambda: 1)
+    monkeypatch.setattr(worker_pool, "available_cores", lambda: 1)
     assert isinstance(choose(training=LONG), Serial)
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_is_said(options: dict[str, Any], line: str) -> None:
 
 def test_without_linux_there_are_no_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_pool, "sys", SimpleNamespace(platform="darwin"))
-    monkeypatch.setattr(workload, "available_cores", lambda: 4)
+    monkeypatch.setattr(worker_pool, "available_cores", lambda: 4)
     for given in ({"executor": "processes"}, {"workers": 2}):
         with pytest.raises(ConfigError, match="'serial' with 1 worker, as worker processes need Linux"):
             choose(**given)
@@ -142,8 +142,8 @@ def test_an_executor_of_ones_own_is_found_by_class_and_by_name() -> None:
 
 
 def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= workload.available_cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= worker_pool.available_cores() <= len(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "process_cpu_count", lambda: 6, raising=False)
     for text, expected in {"max 100000\n": 6, "250000 100000\n": 3, "10000 100000\n": 1, "?": 6}.items():
-        monkeypatch.setattr(workload.Path, "read_text", lambda *_, text=text, **__: text)
-        assert workload.available_cores() == expected
+        monkeypatch.setattr(worker_pool.Path, "read_text", lambda *_, text=text, **__: text)
+        assert worker_pool.available_cores() == expected

@@ -10,7 +10,7 @@ from polyfed.engine.executors.executor import Executor, ExecutorSetup
 from polyfed.engine.executors.process_pool import ProcessPool, problem_of_processes
 from polyfed.engine.executors.serial import Serial
 from polyfed.engine.executors.vectorized import VectorizedExecutor
-from polyfed.engine.executors.workload import seconds_of_training, worker_count
+from polyfed.engine.executors.worker_pool import seconds_of_training, worker_count
 from polyfed.errors import ConfigError, described
 from polyfed.registry import EXECUTORS, import_object, is_own
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from polyfed.core import inference
 from polyfed.core.client import to_float
+from polyfed.core.inference import fisher_diagonal
 from polyfed.data.samples import LabeledSamples
 from polyfed.functional.clipping import clip_and_noise
-from polyfed.functional.fisher import fisher_diagonal
 
 
 def data(n: int = 7) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,7 +19,7 @@ Keep = Literal["last", "best", "nothing"]
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _check_ranks(text: str) -> str:
@@ -61,7 +61,7 @@ class AdapterSettings(Settings):
     _place: ClassVar[tuple[str, ...]] = ("method", "adapters")
 
     ranks: Ranks = Field("4", description="given to the clients in turn")
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(16.0, description="an update counts alpha / rank")
+    alpha: AboveZero = Field(16.0, description="an update counts alpha / rank")
     layers: str = Field("", description="last names of the layers with adapters; '': all linear ones but the head")
 
 

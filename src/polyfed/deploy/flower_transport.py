@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ConfigDict
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.settings import Settings, Weight
+from polyfed.core.settings import AboveZero, Settings
 from polyfed.deploy import SHORTEST, require_package
 from polyfed.deploy.node_config import hyphenated
 from polyfed.deploy.node_registry import Answer
@@ -65,7 +65,7 @@ class RunConfig(Settings):
     resume: bool = False
     overwrite: bool = False
     clients: Count = 0  # as in the recipe
-    deadline: Weight = 600.0
+    deadline: AboveZero = 600.0
 
 
 def make_server_app(recipe: str | Path | Recipe, loggers: Sequence[object] = ()) -> ServerApp:

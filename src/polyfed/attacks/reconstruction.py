@@ -33,7 +33,6 @@ _SEED = 0  # of the attacker's draws
 _LR = 0.1  # of the attacker's Adam
 _TV = 1.0  # weight of the total variation; sums fix their rows without it
 _CHUNK = 500  # rows per pass
-_EQUAL = 200.0  # decibels, of images that are equal
 _SMALLEST_TARGET = 1e-12  # below it a target counts as zero
 _SMALLEST_SHARE = 1e-6  # of the largest eigenvalue: below it one tells nothing
 _WHAT = {
@@ -153,13 +152,16 @@ def _start(client: Client, count: int) -> Tensor:
 
 
 def _matched(made: Tensor, real: Tensor, y: Tensor) -> Tensor:
-    """The made images in the order of the real ones: those pairs of one class that are nearest in all."""
-    from scipy.optimize import linear_sum_assignment  # comes with scikit-learn
-
-    near = torch.stack([psnr(made, one.expand_as(made)) for one in real]).clamp(max=_EQUAL)
+    """The made images in the order of the real ones: within a class the nearest pairs first."""
+    near = torch.stack([psnr(made, one.expand_as(made)) for one in real])
     near[y.unsqueeze(1) != y] = -torch.inf
-    _, order = linear_sum_assignment(near.numpy(), maximize=True)
-    return made[torch.from_numpy(order)]
+    order = torch.zeros(len(real), dtype=torch.int64)
+    for _ in real:
+        row, column = divmod(int(near.argmax()), len(made))
+        order[row] = column
+        near[row] = -torch.inf
+        near[:, column] = -torch.inf
+    return made[order]
 
 
 def _scored(what: str, images: Tensor, behind: Sequence[Tensor], guess: Tensor) -> Reconstruction:
